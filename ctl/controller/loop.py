@@ -219,6 +219,8 @@ class Controller:
         out alone, and without `strict` each, as if it had come later.
         """
         await self.roster.discover(patience_s=max(2.0, self.settings.poll_timeout))
+        for engine in self.engines.values():  # its first answer is one end of the first window
+            engine.observed = time.monotonic() < self._probe_until_s
         await self._ask(list(self.engines.values()), max(3.0, self.settings.poll_timeout))
         self._check_engines()
         self._count_queries()
