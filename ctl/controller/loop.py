@@ -181,7 +181,7 @@ class Controller:
         """Read the times of all threads for so long, whenever a pass is run."""
         self._probe_until_s = max(self._probe_until_s, time.monotonic() + seconds)
         for engine in self.engines.values():
-            engine.probing = engine.observed = True
+            engine.probing = True
 
     def spent_on_others(self, spent_s: float) -> None:
         """CPU time of the loop for who may ask as often as he likes: it makes no pass rarer."""
@@ -219,8 +219,6 @@ class Controller:
         out alone, and without `strict` each, as if it had come later.
         """
         await self.roster.discover(patience_s=max(2.0, self.settings.poll_timeout))
-        for engine in self.engines.values():  # its first answer is one end of the first window
-            engine.observed = time.monotonic() < self._probe_until_s
         await self._ask(list(self.engines.values()), max(3.0, self.settings.poll_timeout))
         self._check_engines()
         self._count_queries()
@@ -702,7 +700,7 @@ class Controller:
                         raise
                     engine.refused[rule.name] = error.message
                     log.error("%s", error.message)
-            watched = engine.observed = time.monotonic() < self._probe_until_s
+            watched = time.monotonic() < self._probe_until_s
             engine.probing = watched or any(rule.uses_probes(engine) for rule in self.rules)
 
 

@@ -39,7 +39,7 @@ from sched_ctl.model.patterns import runs_in
 from sched_ctl.model.topology import PhysicalOperator, Snapshot, Topology
 from sched_ctl.probes.answering import AnsweringTime
 from sched_ctl.probes.clocks import Clocks
-from sched_ctl.probes.every import OF_ALL, Probes
+from sched_ctl.probes.every import Probes
 from sched_ctl.probes.limits import Limits
 from sched_ctl.probes.sleeps import SleepPlaces
 from sched_ctl.probes.unserved import Unserved
@@ -83,8 +83,8 @@ class Engine:
         if target.pid is not None:
             self._find_container(target.pid)
         self.priors: Callable[[Topology], Mapping[str, Array]] | None = None
-        # A policy needs our probes (at first nobody can tell, and rates need two looks); all do
-        self.probing, self.observed = True, False  # that somebody looks at
+        # Whether some policy needs our probes. At first nobody can tell, and rates need two looks.
+        self.probing = True
         self.polls = 0
         self.failures = 0  # since it answered last
         self.answered_s: float | None = None  # CLOCK_MONOTONIC of the last answer
@@ -200,12 +200,10 @@ class Engine:
             return None
         if self.domain != COMMON and self.allowance.rests(now_s):
             return None
-        probing, observed = self.probing, self.observed
+        probing = self.probing
         self._asked_s = now_s
         brief_s = BRIEF_S if self.polls and self.poll_s < BRIEF_S else 0.0
-        asked = self._asked = self._worker.call(
-            lambda: self._poll(timeout_s, probing, observed), brief_s
-        )
+        asked = self._asked = self._worker.call(lambda: self._poll(timeout_s, probing), brief_s)
         if asked.done():
             self._answer(asked)
             self.late = False
@@ -290,7 +288,7 @@ class Engine:
 
     # --- in the worker ---
 
-    def _poll(self, timeout_s: float, probing: bool, observed: bool) -> Snapshot:
+    def _poll(self, timeout_s: float, probing: bool) -> Snapshot:
         began_s, spent_s = time.thread_time(), 0.0
         try:
             if self._driver is None:
@@ -303,14 +301,14 @@ class Engine:
             spent_s = max(0.0, self._answering.read(self._own) - before_s)
             self.waiting = getattr(self._driver, "waiting", False)
             self.unsure = getattr(self._driver, "unsure", False)
-            return self._probed(self._owned(self._driver, answer), probing, observed)
+            return self._probed(self._owned(self._driver, answer), probing)
         finally:  # one that cannot be used costs as much
             own_s = time.thread_time() - began_s
             if isinstance(self._worker, Here):
                 self.in_loop_s += own_s
             self._spent_s = own_s + spent_s
 
-    def _probed(self, snapshot: Snapshot, probing: bool, observed: bool = True) -> Snapshot:
+    def _probed(self, snapshot: Snapshot, probing: bool) -> Snapshot:
         """The snapshot with what our probes read and profiles tell."""
         before, read = self._read, Snapshot(snapshot.topology, snapshot.time_s, {})
         if before is not None and before.time_s == snapshot.time_s:
@@ -320,9 +318,7 @@ class Engine:
             if self._probes is None:
                 self._probes = Probes()
             afresh = getattr(self._driver, "counts_afresh", False)
-            columns = self._probes.read(
-                read.topology, read.time_s, afresh=afresh, everything=observed
-            )
+            columns = self._probes.read(read.topology, read.time_s, afresh=afresh)
             read = replace(read, columns=columns)
         if not probing and self._probes is not None:
             self._probes.close()
@@ -472,7 +468,7 @@ class Engine:
         if self._follows_gap(snapshot.time_s):
             self._samples.clear()
         self._samples.append(_sampled(snapshot))
-        if OF_ALL in snapshot.columns:
+        if "run_delay" in snapshot.columns:
             self.horizons.note(snapshot)
         # Not every snapshot is kept: at 10 Hz and 10,000 operators they would take all the memory.
         if (

@@ -35,7 +35,6 @@ from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Snapshot, Thread
 from sched_ctl.probes import sleeps, threads
 from sched_ctl.probes.clocks import Clock
-from sched_ctl.probes.every import OF_ALL
 from sched_ctl.probes.limits import Limit
 from sched_ctl.probes.waits import Lately, WaitTimes
 from sched_ctl.service import views
@@ -641,19 +640,17 @@ def _ready(one: Found, first_s: float) -> bool:
         return False
     if "run_delay" not in one.window.now.columns:
         return not threads.available() and one.window.seconds >= SHORT_S
-    if one.engine.observed and OF_ALL not in one.window.now.columns:
-        return False  # so far it was asked for what its policy goes by
     longest_s = max(one.window.seconds, *(each.seconds for each in one.longer), 0.0)
     return longest_s >= first_s
 
 
 def _then(engine: Engine, now: Snapshot) -> Snapshot | None:
-    """The newest snapshot a window old, else the oldest; of those with all that was read now."""
-    probed = {"run_delay", OF_ALL} & now.columns.keys()
+    """The newest snapshot a window old, else the oldest; of those with the threads' times."""
+    probed = "run_delay" in now.columns
     old = [
         snapshot
         for snapshot in engine.history
-        if snapshot is not now and probed <= snapshot.columns.keys()
+        if snapshot is not now and ("run_delay" in snapshot.columns) >= probed
     ]
     far = [snapshot for snapshot in old if now.time_s - snapshot.time_s >= WINDOW_S]
     return far[-1] if far else old[0] if old else None

@@ -38,7 +38,6 @@ from sched_ctl.model.topology import (
     Thread,
     Topology,
 )
-from sched_ctl.probes.every import OF_ALL
 from sched_ctl.probes.threads import ThreadTimes
 from sched_ctl.service import bottlenecks, looking, session, socket, views
 from support import wait_until
@@ -605,37 +604,6 @@ def test_cpu_time_counts_from_when_the_driver_counts_tuples(afresh: bool) -> Non
     used_s = engine._probed(fake.poll(1.0), probing=True).columns["thread_cpu_time"][0]
     assert (used_s == 0) == afresh
     engine.close()
-
-
-def test_what_no_policy_goes_by_is_read_only_while_somebody_looks() -> None:
-    """Verdicts are then of a window at both ends of which it was read."""
-    me = thread_of(os.getpid(), threading.get_native_id())
-    assert me is not None
-    provides = frozenset({"tuples_in", "tuples_out"})
-    fake = FakeEngine(queries={"q": 1}, threads=lambda _: (me,), provides=provides)
-    controller = Controller(
-        settings(Section(policy="hr")), FakeEngine.kind(fake), backends(FakeBackend())
-    )
-
-    def columns() -> set[str]:
-        [engine] = controller.engines.values()
-        return {*engine.snapshot.columns} if engine.snapshot is not None else set()
-
-    async def script() -> None:
-        [engine] = controller.engines.values()
-        await until(lambda: len(engine.history) > 2)
-        assert columns() & {"thread_cpu_time", "backlog", OF_ALL} == {"thread_cpu_time"}
-        [found] = await bottlenecks.look(controller, 0.01)
-        assert found.window.base is not None
-        assert all(
-            {"backlog", OF_ALL} <= one.columns.keys()
-            for one in (found.window.now, found.window.base)
-        )
-        controller._probe_until_s = 0.0  # nobody looks any more
-        await until(lambda: "backlog" not in columns())
-        assert engine.probing and "thread_cpu_time" in columns()
-
-    drive(controller, script)
 
 
 def test_what_a_thread_used_before_we_came_is_left_out_once_and_for_all() -> None:
