@@ -3,8 +3,8 @@
 Those that touch nothing but what is theirs, unit tests and fleets, need no machine that is quiet:
 while they run, so do those of engines, and what either waits for costs nobody. The process gives
 way (`PATIENCE`), and writes each report down as it comes; here they count as if the tests had run
-here, in whichever order they end. A test that compares what it measures (`quiet`) comes when all of
-them have ended.
+here, in whichever order they end. A test that compares what it measures (`quiet`), or is in a
+guest, comes when that process has ended.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -27,6 +28,7 @@ __all__ = ["WAITING", "Lane", "Teller", "apart", "begin"]
 PATIENCE = 10  # nice value of its session
 LOOK_S = 0.2
 END_S = 10.0
+LEAVE_S = 60.0  # for what ends with the process, as Spark's JVM
 OWN = ("host", "engine", "vm", "quiet")  # markers of tests that stay here
 WAITING: list[Callable[[], object]] = []  # called now and then while a test there is waited for
 
@@ -72,8 +74,10 @@ class Lane:
         (folder / "reports").touch()
         self.lines = (folder / "reports").open()
         self.rest = ""
+        self.code: int | None = None  # with which the process ended
         files = dict.fromkeys(str(item.path) for item in items)
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--lane={folder}"]
+        command += _options(self.config)
         with (folder / "output").open("w") as output:
             self.process = subprocess.Popen(
                 [*command, *files],
@@ -91,25 +95,43 @@ class Lane:
         """Tell what has ended; of one of those tests, wait until it has."""
         self.look()
         if item.nodeid not in self.items:
+            if _place(item) > 1:
+                self.wait(lambda: False, LEAVE_S)
             return None
-        while item.nodeid not in self.told:
-            running = self.process.poll() is None  # asked first: it tells, and then it ends
-            self.look()
-            if item.nodeid not in self.told:
-                if not running:
-                    self.lost(item)
-                    break
-                for call in WAITING:
-                    call()
-                time.sleep(LOOK_S)
+        self.wait(lambda: item.nodeid in self.told)
+        if item.nodeid not in self.told:
+            self.lost(item)
         return True
+
+    def wait(self, enough: Callable[[], bool], most_s: float = float("inf")) -> None:
+        """Until that, or the process has ended."""
+        end_s = time.monotonic() + most_s
+        while not enough() and time.monotonic() < end_s:
+            ended = self.has_ended()  # asked first: it tells, and then it ends
+            self.look()
+            if ended:
+                break
+            for call in WAITING:
+                call()
+            time.sleep(LOOK_S)
+
+    def has_ended(self) -> bool:
+        """Whatever its tests have left is ended, too, as long as its number is nobody else's."""
+        pid = self.process.pid
+        if self.code is None and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+            self.code = self.process.wait()
+        return self.code is not None
 
     def look(self) -> None:
         """Take what has been told since."""
         *whole, self.rest = (self.rest + self.lines.read()).split("\n")
         for line in whole:
             told = json.loads(line)
-            if (name := told.get("ended")) is None:
+            if "warning" in told:
+                self.warn(**told)
+            elif (name := told.get("ended")) is None:
                 self.reports[told["nodeid"]].append(told)
             else:
                 self.tell(name, [self._report(data) for data in self.reports.pop(name, [])])
@@ -122,10 +144,16 @@ class Lane:
         self.config.hook.pytest_runtest_logfinish(nodeid=name, location=location)
         self.told.add(name)
 
+    def warn(self, warning: str, filename: str, lineno: int, **rest: Any) -> None:
+        message = warnings.WarningMessage(UserWarning(warning), UserWarning, filename, lineno)
+        self.config.hook.pytest_warning_recorded.call_historic(
+            kwargs={"warning_message": message, **rest}
+        )
+
     def lost(self, item: pytest.Item) -> None:
         """The process ended without a word of this test."""
         said = Path(self.folder.name, "output").read_text(errors="replace")
-        text = f"{said[-3000:]}\nits process ended with exit code {self.process.returncode}"
+        text = f"{said[-3000:]}\nits process ended with exit code {self.code}"
         report = pytest.TestReport(
             item.nodeid, item.location, {}, "failed", text, "call", duration=0.0
         )
@@ -142,18 +170,41 @@ class Lane:
     def pytest_sessionfinish(self) -> None:
         """End it, if it still runs: its tests are given the time to end what they have started."""
         for number in (signal.SIGINT, signal.SIGKILL):
-            if self.process.poll() is None:
+            if not self.has_ended():
                 os.killpg(self.process.pid, number)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self.process.wait(END_S)
+                end_s = time.monotonic() + END_S
+                while not self.has_ended() and time.monotonic() < end_s:
+                    time.sleep(LOOK_S)
         self.lines.close()
         self.folder.cleanup()
 
 
+def _options(config: pytest.Config) -> list[str]:
+    """Of how things are shown and what counts; which tests run is known."""
+    given = config.option
+    found = [f"--verbosity={given.verbose}", f"--tb={given.tbstyle}"]
+    found += ["--showlocals"] if given.showlocals else []
+    found += [f"-W{one}" for one in given.pythonwarnings or ()]
+    found += [f"-o{one}" for one in given.override_ini or ()]
+    found += [] if given.timeout is None else [f"--timeout={given.timeout}"]
+    return found
+
+
 def _give_way() -> None:
-    # Sessions share the CPU first, and then their processes: sched(7).
+    # Sessions share the CPU first, and then their processes; a new one begins at 0: sched(7).
     with contextlib.suppress(OSError):  # then it has its share, as each process
-        Path("/proc/self/autogroup").write_text(str(PATIENCE))
+        Path("/proc/self/autogroup").write_text(str(PATIENCE + max(0, OURS)))
+
+
+def _our_patience() -> int:
+    """Nice value of this session: "/autogroup-7 nice 0"."""
+    try:
+        return int(Path("/proc/self/autogroup").read_text().split()[-1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+OURS = min(_our_patience(), 19 - PATIENCE)
 
 
 class Teller:
@@ -178,6 +229,17 @@ class Teller:
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         self.write({"ended": nodeid})
+
+    def pytest_warning_recorded(
+        self,
+        warning_message: warnings.WarningMessage,
+        when: str,
+        nodeid: str,
+        location: tuple[str, int, str] | None,
+    ) -> None:
+        told = f"{warning_message.category.__name__}: {warning_message.message}"
+        place = {"filename": warning_message.filename, "lineno": warning_message.lineno}
+        self.write({"warning": told, "when": when, "nodeid": nodeid, "location": location} | place)
 
     def write(self, data: dict[str, Any]) -> None:
         self.reports.write(json.dumps(data) + "\n")

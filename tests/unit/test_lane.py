@@ -1,8 +1,11 @@
 """Tests that run in a process of their own count as if they had run here."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+from sched_ctl.kernel import procfs
 
 TESTS = Path(__file__).parents[1]
 CONFTEST = "import conftest_of_the_tests as shared\nfrom conftest_of_the_tests import *\n"
@@ -22,11 +25,13 @@ def test_here():
 
 @pytest.mark.quiet
 def test_compares():
-    assert Path("last").exists()
+    assert Path("last").exists() and Path("left").exists()
 """
 
 THERE = """
+import atexit
 import os
+import warnings
 import pytest
 from pathlib import Path
 from support import wait_until
@@ -35,9 +40,11 @@ def test_beside():
     assert "COLUMNS" not in os.environ  # nobody has asked for a width
     wait_until(Path("began").exists, 30, "the test that runs meanwhile")
     Path("beside").write_text(str(os.getpid()))
+    atexit.register(Path("left").touch)  # last of all
 
 def test_bad():
     print("said there")
+    warnings.warn("told there")
     assert 1 == 2, "a reason"
 
 @pytest.mark.skip(reason="needs a capability")
@@ -62,12 +69,14 @@ def run(folder: Path, last: str, *options: str) -> subprocess.CompletedProcess[s
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "test_here.py").write_text(HERE)
     (folder / "test_there.py").write_text(THERE.format(last=last))
-    command = [sys.executable, "-m", "pytest", "-ra", "-W", "ignore", *options]
+    command = [sys.executable, "-m", "pytest", "-ra", *options]
     path = f"{TESTS}:{TESTS / 'helpers'}:{TESTS.parent / 'vagrant'}"
     environment = {"PYTHONPATH": path, "PATH": "/usr/bin:/bin"}
-    return subprocess.run(
+    done = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, env=environment, timeout=120
     )
+    done.stdout = re.sub(r", \d+ warnings?", "", done.stdout)
+    return done
 
 
 def test_reports_count_as_if_all_ran_here(tmp_path: Path) -> None:
@@ -77,12 +86,16 @@ def test_reports_count_as_if_all_ran_here(tmp_path: Path) -> None:
     assert "said there" in done.stdout and "a reason" in done.stdout
     assert "test_again failed in call at first:" in done.stdout
     assert "1 needs a capability" in done.stdout
+    assert "UserWarning: told there" in done.stdout
 
 
 def test_who_ends_without_a_word_has_failed(tmp_path: Path) -> None:
-    done = run(tmp_path, "os.write(1, b'last words'); os._exit(3)")
+    leaves = "Path('left').write_text(str(__import__('subprocess').Popen(['sleep', '300']).pid))"
+    done = run(tmp_path, f"{leaves}; os.write(1, b'last words'); os._exit(3)")
     assert "test_there.py::test_last - " in done.stdout, done.stdout
     assert "ended with exit code 3" in done.stdout
+    left = procfs.stat(int((tmp_path / "left").read_text()))  # what it had started
+    assert left is None or left.state == "Z"
     # The other one that failed compares what it measures, and finds no trace of it.
     assert "3 failed, 3 passed, 1 skipped, 1 rerun" in done.stdout
 
