@@ -261,14 +261,21 @@ def test_senders_are_known_where_the_kernel_has_no_tcp_diag(
     host: str, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then it says ENOENT, as to a question about a protocol that it does not know."""
+    if ":" in host and not Path("/proc/net/if_inet6").exists():
+        pytest.skip("needs IPv6")
     monkeypatch.setattr(sockdiag, "PROTOCOL", 254)
     with socket.create_connection((host, inbox.port), 5) as connection:
         connection.sendall(b"a 1 1\n")
         wait_until(lambda: "a" in inbox.series())
 
 
-def test_who_has_gone_is_not_looked_up_as_root() -> None:
+@pytest.mark.parametrize("protocol", [sockdiag.PROTOCOL, 254])  # asked for, and looked up
+def test_who_has_gone_does_not_pass_for_root(
+    protocol: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its socket is nobody's, and has user 0."""
+    monkeypatch.setattr(sockdiag, "PROTOCOL", protocol)
+    monkeypatch.setattr(sockdiag, "TABLES_SHARE", 1e9)
     owners = sockdiag.SocketOwners()
     with (
         closing(owners),
@@ -277,10 +284,11 @@ def test_who_has_gone_is_not_looked_up_as_root() -> None:
         server.accept()[0] as end,
     ):
         ends = end.family, end.getsockname(), end.getpeername()
-        held = os.geteuid(), os.fstat(connection.fileno()).st_ino
-        assert owners._look_up(*ends) == held
+        assert owners.of_peer(end) == os.geteuid()
+        assert owners._look_up(*ends) == (os.geteuid(), os.fstat(connection.fileno()).st_ino)
         connection.close()
-        wait_until(lambda: not (owners._look_up(*ends) or (0, 0))[1])
+        wait_until(lambda: owners._look_up(*ends) == (0, 0))
+        assert owners.of_peer(end) is None
 
 
 def test_tables_are_read_no_more_than_they_may_cost(monkeypatch: pytest.MonkeyPatch) -> None:
