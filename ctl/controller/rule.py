@@ -42,7 +42,6 @@ SPARED = (
     "left as the system has it, for auto {}: "
     "--race 10 tries orders; --target, --share or --policy say what is wanted"
 )
-UNSURE_S = 10.0  # an operator without a pause never tells what it costs
 UNSURE = "left as the system has it until it is known what its operators cost"
 BY_WORD = frozenset({"multi-class", "cqc"})  # the user says who goes first
 
@@ -127,7 +126,6 @@ class Rule:
     decided: dict[str, tuple["_Asked", Schedule]] = field(default_factory=dict)  # by domain
     schedules: dict[str, Schedule] = field(default_factory=dict)  # by domain, see `owners`
     spared: dict[str, str] = field(default_factory=dict)  # engine -> why, see `spares`
-    unsure: dict[str, float] = field(default_factory=dict)  # engine -> since when it is
     applied: Applied = field(default_factory=Applied)
     windows: Mapping[str, Window] = field(default_factory=dict)
     passes: int = 0
@@ -225,14 +223,13 @@ class Rule:
         An order by costs that are not known was seen to put the cheapest operator last. What the
         user wants more than that does not wait.
         """
-        section, policy = self._section_in(engine.domain), self.policy_of(engine.domain)
-        word = section.target or section.shares or policy.name in BY_WORD
-        if not engine.unsure or word or self.instead.decides_in(engine.domain):
-            self.unsure.pop(engine.name, None)
+        domain = engine.domain
+        if not engine.unsure or self.instead.decides_in(domain):
             return ""
-        now_s = time.monotonic()
-        waits = now_s - self.unsure.setdefault(engine.name, now_s) < UNSURE_S
-        return UNSURE if waits and self.resolve(engine).goes_by("cost", policy.needs) else ""
+        section, policy = self._section_in(domain), self.policy_of(domain)
+        if section.target or section.shares or policy.name in BY_WORD:
+            return ""
+        return UNSURE if self.resolve(engine).goes_by("cost", policy.needs) else ""
 
     def count(self, queries: Mapping[str, int]) -> bool:
         """So many queries are ruled now, by domain. True: that makes it another policy."""

@@ -3,9 +3,10 @@
 A thread that keeps up is woken for each tuple. One with a backlog takes many before it sleeps
 again, so CPU time a wake-up grows with the backlog; and who then goes last for its cost gets more
 of it. So what counts is the cheapest of the last seconds with many wake-ups: one brings a tuple or
-more. What an operator has taken in meanwhile is its CPU time by that cost. Where no second has had
-so many all wake-ups lately count. Replicas have one cost, as a wake-up may find that another one
-was faster.
+more. What an operator has taken in meanwhile is its CPU time by that cost. A second in which it
+used next to no CPU does not count, for there a timer woke it. Where no second has counted, all
+wake-ups lately do. No cost is forgotten for its age alone: who is behind has no other, and would
+look dear for it. Replicas have one cost, as a wake-up may find that another one was faster.
 """
 
 from collections import deque
@@ -23,7 +24,8 @@ SPAN_S = 1.0  # of a span, at least
 LEAST = 20  # wake-ups of one that tells what a tuple costs
 SPANS = 8  # that count
 ENOUGH = 3  # to be sure: in a first one there may have been a backlog for most of it
-NOTABLE = 0.01  # of a CPU: who uses less is not waited for
+NOTABLE = 0.01  # of a CPU: a span with less tells of no cost, and is not waited for
+PATIENCE = 10  # such spans after which an operator may never tell: one without a pause
 MOST = 10_000  # operators that are remembered
 
 
@@ -37,6 +39,8 @@ class _Of:
     wakeups: float = 0.0
     all_cpu_s: float = 0.0
     all_wakeups: float = 0.0
+    worked: int = 0  # spans with a notable share of a CPU
+    rested: int = SPANS  # spans since the last of these
     lately: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=SPANS))
     costs: deque[float] = field(default_factory=lambda: deque(maxlen=SPANS))
 
@@ -45,12 +49,21 @@ class _Of:
         self.wakeups += wakeups
         self.all_cpu_s += cpu_s
         self.all_wakeups += wakeups
-        if now_s - self.began_s < SPAN_S:
+        lasted_s = now_s - self.began_s
+        if lasted_s < SPAN_S:
             return
-        if self.wakeups >= LEAST and self.cpu_s > 0:
-            self.costs.append(self.cpu_s / self.wakeups)
+        self.rested += 1
+        if self.cpu_s > NOTABLE * lasted_s:
+            self.worked, self.rested = self.worked + 1, 0
+            if self.wakeups >= LEAST:
+                self.costs.append(self.cpu_s / self.wakeups)
         self.lately.append((self.cpu_s, self.wakeups))
         self.began_s, self.cpu_s, self.wakeups = now_s, 0.0, 0.0
+
+    @property
+    def settled(self) -> bool:
+        """Whether its cost is known, or may never be."""
+        return len(self.costs) >= ENOUGH or self.worked >= PATIENCE
 
     @property
     def cost_s(self) -> float:
@@ -71,8 +84,8 @@ class WakeCosts:
         self._seen: dict[Thread, tuple[float, float]] = {}  # CPU time and wake-ups at the last look
         self._tuples: dict[Thread, float] = {}
         self._of: dict[Hashable, _Of] = {}
-        self._began_s: float | None = None
-        self.unsure = True  # whether some operator that uses a CPU has had too few such spans yet
+        # Until one is settled, and all who work; then never again, so that no order is taken away.
+        self.unsure = True
 
     def update(
         self,
@@ -87,8 +100,6 @@ class WakeCosts:
         threads, who: (n,) of each row, and its operator, which replicas have in common. cpu_s,
         wakeups: (n,) counters; what they had at a thread's first look is left out.
         """
-        if self._began_s is None:
-            self._began_s = now_s
         if len(self._of) > MOST:
             self._of = {one: self._of[one] for one in who if one in self._of}
         now = [*zip(np.nan_to_num(cpu_s).tolist(), np.nan_to_num(wakeups).tolist(), strict=True)]
@@ -102,17 +113,15 @@ class WakeCosts:
             others_s, others = together.get(one, (0.0, 0.0))
             together[one] = others_s + spent_s, others + woken
         for one, both in together.items():
-            self._of.setdefault(one, _Of(self._began_s)).add(now_s, *both)
+            self._of.setdefault(one, _Of(now_s)).add(now_s, *both)
         before_all, self._tuples = self._tuples, {}
         for thread, one, (spent_s, woken) in zip(threads, who, grown, strict=True):
             of = self._of[one]
             taken = spent_s / of.cost_s if of.costs else woken
             self._tuples[thread] = before_all.get(thread, 0.0) + taken
-        lasted_s = now_s - self._began_s
-        waited_for = any(
-            len(self._of[one].costs) < ENOUGH and self._of[one].all_cpu_s > NOTABLE * lasted_s
-            for one in together
-        )
-        self.unsure = self.unsure and (waited_for or lasted_s < ENOUGH * SPAN_S)
+        here = [self._of[one] for one in together]
+        working = (of for of in here if of.rested < SPANS)
+        if any(of.settled for of in here) and all(of.settled for of in working):
+            self.unsure = False
         cost_s = np.array([self._of[one].cost_s for one in who], dtype=np.float64)
         return np.array([self._tuples[thread] for thread in threads]), cost_s

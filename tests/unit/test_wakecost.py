@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sched_ctl.model.topology import Thread
-from sched_ctl.probes.wakecost import ENOUGH, LEAST, SPANS, WakeCosts
+from sched_ctl.probes.wakecost import ENOUGH, LEAST, PATIENCE, SPANS, WakeCosts
 
 ALARMS, *ARCHIVE = (Thread(1, tid, tid, "x") for tid in range(1, 5))
 
@@ -89,13 +89,51 @@ def test_it_is_unsure_until_all_who_work_have_kept_up_some_times() -> None:
     assert not program.costs.unsure, "once sure it stays so"
 
 
-def test_of_a_program_that_rests_all_is_known_soon() -> None:
+def test_of_a_program_that_rests_nothing_is_known() -> None:
     program = Program()
-    for _ in range(ENOUGH - 1):
-        program.second()
+    for _ in range(30):
+        program.second(a=(0.001, 100))
         assert program.costs.unsure
-    program.second()
+    for _ in range(ENOUGH):
+        assert program.costs.unsure
+        program.second(a=(0.1, 50))
     assert not program.costs.unsure
+
+
+def test_who_has_no_pause_is_not_waited_for_for_ever() -> None:
+    program = Program()
+    for _ in range(PATIENCE):
+        assert program.costs.unsure
+        program.second(a=(0.1, 50), b=(0.5, 1))
+    assert not program.costs.unsure
+
+
+def test_who_worked_long_ago_is_not_waited_for() -> None:
+    program = Program()
+    program.second(b=(0.5, 1))
+    for _ in range(SPANS - 1):
+        assert program.costs.unsure
+        program.second(a=(0.1, 50))
+    program.second(a=(0.1, 50))
+    assert not program.costs.unsure
+
+
+def test_what_a_timer_wakes_is_no_tuple() -> None:
+    """It polls at rest, and takes 50 ms a tuple."""
+    program = Program()
+    for _ in range(20):
+        tuples, alarms_s, _ = program.second(a=(0.0005, 100))
+    assert alarms_s == pytest.approx(5e-6), "nothing better is known"
+    before = tuples[ALARMS]
+    for _ in range(SPANS):
+        tuples, alarms_s, _ = program.second(a=(1.0, 20))
+    assert alarms_s == pytest.approx(0.05)
+    assert tuples[ALARMS] - before == pytest.approx(20 * SPANS)
+    before = tuples[ALARMS]
+    for _ in range(20):
+        tuples, alarms_s, _ = program.second(a=(0.0005, 100))
+    assert alarms_s == pytest.approx(0.05)
+    assert tuples[ALARMS] - before == pytest.approx(0.2)
 
 
 def test_what_has_never_run_costs_nobody_knows_what() -> None:
