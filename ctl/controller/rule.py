@@ -80,8 +80,8 @@ def automatic(backend: str, targets: bool = False) -> tuple[str, str]:
     return "light-first", f"{backend} cannot follow waiting times"
 
 
-def make_policy(section: Section, backend: str) -> Policy:
-    """The policy that a section names, at the level it asks for."""
+def _own_policy(section: Section, backend: str) -> Policy:
+    """The policy that a section names, as it is."""
     targets = bool(section.target)
     name = automatic(backend, targets)[0] if section.policy == "auto" else section.policy
     options = dict(section.options)
@@ -91,7 +91,12 @@ def make_policy(section: Section, backend: str) -> Policy:
             options.setdefault("others", automatic(backend)[0])
     if section.policy == "auto" and name == "balanced" and section.objective in PAID_BY_HALF:
         options.setdefault("branches", 0.0)
-    policy = registry.policy(name, options)
+    return registry.policy(name, options)
+
+
+def make_policy(section: Section, backend: str) -> Policy:
+    """The policy that a section names, at the level it asks for."""
+    policy = _own_policy(section, backend)
     # All that may be needed, so that what is missing is an error at once and not at a switch.
     needs = policy.needs.union(
         *(registry.policy(s.policy, s.options).needs for s in section.switch)
@@ -227,9 +232,12 @@ class Rule:
         if not engine.unsure or self.instead.decides_in(domain):
             return ""
         section, policy = self._section_in(domain), self.policy_of(domain)
-        if section.target or section.shares or policy.name in BY_WORD:
+        if section.target or section.shares or policy.targets or policy.name in BY_WORD:
             return ""
-        return UNSURE if self.resolve(engine).goes_by("cost", policy.needs) else ""
+        needs = policy.needs
+        if section.switch:
+            needs = _own_policy(section, self.backend_of(domain)).needs
+        return UNSURE if self.resolve(engine).goes_by("cost", needs) else ""
 
     def count(self, queries: Mapping[str, int]) -> bool:
         """So many queries are ruled now, by domain. True: that makes it another policy."""

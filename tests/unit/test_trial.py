@@ -14,7 +14,7 @@ from fakes import USER, FakeBackend, FakeEngine, backends, chains, drive, of_use
 
 from sched_ctl.adapt.race import Race, opened
 from sched_ctl.backends import Applied
-from sched_ctl.config.settings import Prior, Section, Settings
+from sched_ctl.config.settings import Prior, Section, Settings, Switch
 from sched_ctl.controller import races
 from sched_ctl.controller.loop import Controller
 from sched_ctl.controller.pace import Pace
@@ -526,6 +526,8 @@ def test_an_order_by_costs_waits_until_they_are_known() -> None:
         {"policy": "min-cost", "shares": {"a": 2.0}},
         {"target": (Target(queries=("a",), latency="50ms"),)},
         {"policy": "multi-class", "options": {"classes": {"a": "min-cost", "*": "min-cost"}}},
+        {"policy": "deadline", "options": {"targets": [{"queries": ["a"], "latency": "50ms"}]}},
+        {"policy": "qs", "switch": (Switch(policy="min-cost", metric="cost", above=1e9),)},
     ],
 )
 def test_what_the_user_says_does_not_wait_for_costs(word: dict[str, Any]) -> None:
