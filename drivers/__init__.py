@@ -48,11 +48,12 @@ class Driver(Protocol):
     target: Target
     provides: frozenset[str]  # primitive metrics this engine can give, see metrics.PRIMITIVES
     # Optional, `derived`: metric -> how, in words for `explain`, where it is worked out by the
-    # driver and not what the engine reports. `guesses`: those of `provides` that may be wrong by
-    # far, so that a policy goes by them only where what comes of it is compared with the OS's own.
-    # `waiting`: its first metrics are still on their way. `unsure`: what its operators cost is not
-    # known yet, so that an order by costs would be a bad one. `counts_afresh`: it counts tuples
-    # from its first look on, and not since the engine began; so is CPU time then.
+    # driver and not what the engine reports; one that is no primitive is an average over seconds.
+    # `guesses`: those of `provides` that may be wrong by far, so that a policy goes by them only
+    # where what comes of it is compared with the OS's own. `waiting`: its first metrics are still
+    # on their way. `unsure`: what its operators cost is not known yet, so that an order by costs
+    # would be a bad one. `counts_afresh`: it counts tuples from its first look on, and not since
+    # the engine began; so is CPU time then.
 
     def poll(self, timeout_s: float) -> Snapshot:
         """Read the engine once. Raises EngineError within about `timeout_s`."""

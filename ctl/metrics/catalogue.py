@@ -174,9 +174,13 @@ class Resolution:
 
     @cached_property
     def averaged(self) -> frozenset[str]:
-        """Metrics that stand on growth over a window alone, not on how it is now."""
-        found: set[str] = set()
+        """Metrics that stand on growth over a window alone, not on how it is now. A driver's own
+        are no such ones, apart from what it works out that is no primitive, see `drivers`.
+        """
         counted = PRIMITIVES.keys() - PRESENT
+        worked_out = self.derived.keys() - PRIMITIVES.keys() - PRESENT
+        found = {s.metric for s in self.steps if s.derivation is None and s.metric in worked_out}
+        counted |= found
         for step in self.steps:
             if step.derivation is not None and step.metric not in PRESENT:
                 inputs = [self.by_metric[need] for need in step.derivation.needs]

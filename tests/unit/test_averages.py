@@ -2,6 +2,9 @@
 
 import asyncio
 import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from sched_ctl.controller.loop import Controller
 from sched_ctl.metrics.averages import LONGEST_S, PARTS, Averages, window
 from sched_ctl.metrics.catalogue import Resolution, evaluate, resolve
 from sched_ctl.model.policy import Level
+from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Snapshot, Topology
 
 NEEDS = frozenset({"global_cost", "queue_size", "head_age", "utilisation"})
@@ -52,6 +56,8 @@ def test_what_is_an_average() -> None:
     }  # fmt: skip
     given = resolution(frozenset({"global_cost"}), PROVIDES | {"cost"})
     assert given.averaged == {"selectivity"}  # what the engine says of itself is of now
+    worked_out = replace(given, derived={"cost": "how", "tuples_in": "how", "queue_size": "how"})
+    assert worked_out.averaged == {"selectivity", "cost", "global_cost"}
 
 
 def test_averages_hold_for_a_part_of_their_window_and_queues_never() -> None:
@@ -104,7 +110,16 @@ def test_what_makes_them_another_thing(change: str) -> None:
 )
 def test_a_schedule_is_made_anew_where_it_may_be_another(policy: str, anew: bool) -> None:
     """hr goes by averages alone, others by what waits, or by chance. A calm race needs no more."""
-    engine, backend = FakeEngine(queries={"a": 2, "b": 2}), FakeBackend()
+    left_out, schedules, polls = looked_at(FakeEngine(queries={"a": 2, "b": 2}), policy)
+    if anew:
+        assert all(one is not other for one, other in itertools.pairwise(schedules))
+    # Neither made nor is the engine asked while the last one is as good.
+    assert left_out == 0 if anew else left_out > 40, (left_out, polls)
+
+
+def looked_at(engine: FakeEngine, policy: str) -> tuple[int, list[Schedule], int]:
+    """Passes left out of 120, the last schedules, and how often the engine was asked."""
+    backend = FakeBackend()
     settings = Settings(
         policy=(Section(policy=policy),),
         period=0.01,
@@ -121,9 +136,21 @@ def test_a_schedule_is_made_anew_where_it_may_be_another(policy: str, anew: bool
             await asyncio.sleep(0.01)
 
     drive(controller, script)
-    schedules = backend.schedules[-30:]
-    if anew:
-        assert all(one is not other for one, other in itertools.pairwise(schedules))
-    # Neither made nor is the engine asked while the last one is as good.
-    left_out = controller.pace.rested
-    assert left_out == 0 if anew else left_out > 40, (left_out, engine.polls)
+    return controller.pace.rested, backend.schedules[-30:], engine.polls
+
+
+class Working(FakeEngine):
+    """One that works out what its operators cost, as drivers of wake-ups do."""
+
+    derived: Mapping[str, str] = MappingProxyType({"cost": "by its wake-ups"})
+
+    def poll(self, timeout_s: float) -> Snapshot:
+        now = super().poll(timeout_s)
+        return replace(now, columns={**now.columns, "cost": np.arange(1.0, 5.0)})
+
+
+def test_passes_are_left_out_too_where_the_driver_works_out_costs() -> None:
+    engine = Working(queries={"a": 2, "b": 2})
+    engine.provides |= {"cost"}
+    left_out, _, polls = looked_at(engine, "min-cost")
+    assert left_out > 40, (left_out, polls)
