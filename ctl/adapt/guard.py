@@ -86,8 +86,9 @@ def by_output(pieces: Sequence[Figures]) -> list[Figures]:
 
     Past saturation each order takes in what it can, and one that lets tuples in first has them wait
     inside. What is in the system for longer than a phase tells nothing of that phase: only what
-    leaves does. Of others what is taken in tells more, as windows give much at a time. Threads that
-    are guessed from wake-ups tell of no tuples.
+    leaves does. It is told in tuples taken in, of which all pieces say how many come to one that
+    leaves: queries are added up, and an aggregation gives few. Of others what is taken in tells
+    more, as windows give much at a time. Threads that are guessed from wake-ups tell of no tuples.
     """
     told = [{effect.key: effect for effect in piece.effects} for piece in pieces]
     given = {
@@ -96,12 +97,19 @@ def by_output(pieces: Sequence[Figures]) -> list[Figures]:
         if all(one[key].tuples_out > 0 and one[key].time_s > one[key].seconds for one in told)
         and len({one[key].source for one in told}) == 1
         and told[0][key].source != AWAKE
+        and sum(one[key].tuples_in for one in told) > 0
+    }
+    per_out = {
+        key: sum(one[key].tuples_in for one in told) / sum(one[key].tuples_out for one in told)
+        for key in given
     }
     return [
         replace(
             piece,
             effects=tuple(
-                replace(effect, tuples_in=effect.tuples_out) if effect.key in given else effect
+                replace(effect, tuples_in=effect.tuples_out * per_out[effect.key])
+                if effect.key in given
+                else effect
                 for effect in piece.effects
             ),
         )

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from sched_ctl.adapt import effect as effect_module
 from sched_ctl.adapt import guard as module
 from sched_ctl.adapt.effect import AWAKE, COUNTED, LITTLE, Effect, Span
 from sched_ctl.adapt.guard import Guard, by_output, staked, worse
-from sched_ctl.adapt.race import Figures, Objective
+from sched_ctl.adapt.race import Figures, Objective, compare
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.policy import Level
 from sched_ctl.model.topology import Snapshot
@@ -99,12 +100,15 @@ def test_one_comparison_far_out_decides_nothing() -> None:
 
 
 def pieces(
-    given: Sequence[float], sources: Sequence[str] = (COUNTED,) * 3, time_s: float = 5.0
+    given: Sequence[float],
+    sources: Sequence[str] = (COUNTED,) * 3,
+    time_s: float = 5.0,
+    taken: float = 8.0,
 ) -> tuple[list[Figures], list[float]]:
     """Ours, the system's own and ours again, of two queries; what the first is said to have let
     through in each."""
     made = [
-        Figures((Effect("e", "q", 4.0, 9.0, out, time_s, by), Effect("e", "r", 4.0, 7.0)))
+        Figures((Effect("e", "q", 4.0, taken, out, time_s, by), Effect("e", "r", 4.0, 7.0)))
         for out, by in zip(given, sources, strict=True)
     ]
     found = by_output(made)
@@ -114,20 +118,39 @@ def pieces(
 
 
 def test_what_leaves_counts_where_tuples_are_older_than_each_piece() -> None:
-    assert pieces([3, 4, 5])[1] == [3, 4, 5]
-    assert pieces([3, 4, 5], time_s=3.0)[1] == [9, 9, 9], "windows that end in step with phases"
-    assert pieces([3, 0, 5])[1] == [9, 9, 9], "a window may have ended in two of them"
-    assert pieces([3, math.nan, 5])[1] == [9, 9, 9]
-    assert pieces([3, 4, 5], (COUNTED, LITTLE, COUNTED))[1] == [9, 9, 9]
-    assert pieces([3, 4, 5], (AWAKE,) * 3)[1] == [9, 9, 9], "wake-ups are no tuples"
-    assert pieces([3, 4, 5], (COUNTED, AWAKE, COUNTED))[1] == [9, 9, 9]
+    assert pieces([3, 4, 5])[1] == [6, 8, 10], "as many as went in, in all"
+    assert pieces([3, 4, 5], time_s=3.0)[1] == [8, 8, 8], "windows that end in step with phases"
+    assert pieces([3, 0, 5])[1] == [8, 8, 8], "a window may have ended in two of them"
+    assert pieces([3, math.nan, 5])[1] == [8, 8, 8]
+    assert pieces([3, 4, 5], (COUNTED, LITTLE, COUNTED))[1] == [8, 8, 8]
+    assert pieces([3, 4, 5], (AWAKE,) * 3)[1] == [8, 8, 8], "wake-ups are no tuples"
+    assert pieces([3, 4, 5], (COUNTED, AWAKE, COUNTED))[1] == [8, 8, 8]
+    assert pieces([3, 4, 5], taken=0.0)[1] == [0, 0, 0]
+
+
+def test_an_aggregation_counts_as_much_as_a_query_that_gives_what_it_takes() -> None:
+    """Ours takes in as much as the system's own and gives a third of the results of one of them."""
+    ours, system = (
+        Figures(
+            (
+                Effect("e", "few", 4.0, 9000.0, out, 5.0, COUNTED),
+                Effect("e", "all", 4.0, 9000.0, 9000.0, 5.0, COUNTED),
+            )
+        )
+        for out in (1.0, 3.0)
+    )
+    before, own, after = by_output([ours, system, ours])
+    for one in (before, after):
+        assert math.exp(-compare(one, own).lost) == pytest.approx(14400 / 25200)
 
 
 def test_a_query_that_one_piece_lacks_is_none_to_compare() -> None:
     one, both = (Effect("e", q, 4.0, 9.0, 3.0, 5.0, COUNTED) for q in ("q", "r"))
-    found = by_output([Figures((one, both)), Figures((one,)), Figures((one, both))])
+    found = by_output(
+        [Figures((one, both)), Figures((replace(one, tuples_out=6.0),)), Figures((one, both))]
+    )
     taken = [[effect.tuples_in for effect in figures.effects] for figures in found]
-    assert taken == [[3, 9], [3], [3, 9]]
+    assert taken == [[6.75, 9], [13.5], [6.75, 9]]
 
 
 def test_what_is_forgotten_counts_no_more() -> None:
