@@ -3,7 +3,8 @@
     ./dev run python -m bench.sim.guard [--days 200]
 
 Of one figure, the wait: logarithms of ratios to the system's own scheduling, one comparison a
-minute, normal about the true ratio with a spread. Loads near saturation give spreads of .2 to .6.
+minute, normal about the true ratio with a spread. Each is the mean of two pieces of ours beside one
+of the system's own; pieces are independent. Loads near saturation give spreads of .2 to .6.
 An alarm in a day at a ratio up to the margin is a mistake. What the three figures err with adds up.
 """
 
@@ -19,6 +20,7 @@ import numpy as np
 from bench import results
 from bench.results import Figure, Result, Row
 from sched_ctl.adapt.guard import DAY, Guard
+from sched_ctl.model.graph import Array
 
 SPREADS = (0.1, 0.2, 0.4, 0.7)
 SAME, WORSE = (1.0, 1.02, 1.05), (1.2, 1.5, 3.0)
@@ -27,14 +29,23 @@ BETTER = 0.7
 Case = tuple[float, float, int, int]  # ratio, spread, comparisons before, day
 
 
+def beside(random: np.random.Generator, ratios: float | Array, size: float, count: int) -> Array:
+    """Ratios of two pieces of ours to one of the system's own, of so many comparisons. size: spread
+    of the logarithms of their means.
+    """
+    ours, theirs = np.split(random.normal(0.0, size / math.sqrt(1.5), (count, 3)), [2], axis=1)
+    found: Array = np.exp(ours - theirs) * np.reshape(ratios, (-1, 1))
+    return found
+
+
 def alarm(case: Case) -> float:
     """Minutes until the guard calls it worse, infinite if it does not within a day."""
     ratio, spread, before, day = case
     random = np.random.default_rng([day, round(100 * ratio), round(100 * spread), before])
-    middle = np.where(np.arange(before + DAY) < before, math.log(BETTER), math.log(ratio))
+    true = np.where(np.arange(before + DAY) < before, BETTER, ratio)
     guard = Guard(every_s=60.0, phase_s=6.0)
-    for minute, one in enumerate(np.exp(random.normal(middle, spread)).tolist(), 1 - before):
-        if guard.counts("wait", one):
+    for minute, pair in enumerate(beside(random, true, spread, len(true)).tolist(), 1 - before):
+        if guard.counts("wait", pair):
             return float(minute)
     return math.inf
 

@@ -40,18 +40,22 @@ TO_NORMAL = 1.4826  # from the median of what lies apart to the standard deviati
 SETTLE = 0.3  # of a phase, in which what was queued under the other regime goes
 
 
-def worse(ratios: Sequence[float], margin: float = MARGIN) -> bool:
-    """Whether these ratios (1: the same, above: worse) say worse beyond their spread.
+def worse(ratios: Sequence[float], margin: float = MARGIN) -> int:
+    """How many of these ratios (1: the same, above: worse) say worse beyond their spread; 0: none.
 
     The mean of their logarithms must exceed the margin, by Student's t: of the last few, where harm
     is new and great, or of more.
     """
     logs = [math.log(ratio) for ratio in ratios if ratio > 0 and math.isfinite(ratio)]
-    return any(is_worse(logs[-count:], math.log1p(margin), LEVEL) for count in LASTS)
+    level = math.log1p(margin)
+    return next((count for count in LASTS if is_worse(logs[-count:], level, LEVEL)), 0)
 
 
 def staked(
-    capital: Sequence[float], ratio: float, before: Sequence[float], margin: float = MARGIN
+    capital: Sequence[float],
+    ratios: Sequence[float],
+    before: Sequence[float],
+    margin: float = MARGIN,
 ) -> tuple[float, ...]:
     """What a gambler has after this comparison, by stake (`STAKES`), who bets on worse each time.
 
@@ -61,12 +65,16 @@ def staked(
     2021). What lies far out wins or loses no more than the stake. What is given later bets on harm
     that began later, whatever was lost before.
 
-    capital: () before the first one. before: ratios that came before, which tell the spread; only
-    they may, as the rule of a bet is made before it.
+    capital: () before the first one. ratios: of each piece of ours to the one of the system's
+    own; a part of the stake is on each. Their mean would be no fair bet: one of two pieces has a
+    burst twice as often as the one between, and either counts for the stake at most. before: ratios
+    that came before, which tell the spread; only they may, as the rule of a bet is made before it.
     """
     given = (1 - AT_FIRST) / DAY if capital else AT_FIRST
     wide = WIDE * _spread([math.log(one) for one in before])
-    won = min(max((math.log(ratio) - math.log1p(margin)) / wide, -1.0), 1.0)
+    won = statistics.fmean(
+        min(max((math.log(ratio) - math.log1p(margin)) / wide, -1.0), 1.0) for ratio in ratios
+    )
     each = given / len(STAKES)
     return tuple(
         (had + each) * (1 + stake * won)
@@ -241,31 +249,34 @@ class Guard:
             return None
         before, system, after = by_output(self._kept[-3:])
         scores = [compare(ours, system, self.objective) for ours in (before, after)]
-        throughput = math.exp(-statistics.fmean(score.lost for score in scores))
-        wait = math.exp(statistics.fmean(score.time for score in scores))
-        median = math.exp(statistics.fmean(score.median for score in scores))
-        found = [
-            self.counts(name, ratio)
-            for name, ratio in zip(WHAT, (throughput, wait, median), strict=True)
-        ]
-        if found[0]:
+        throughput = self.counts("throughput", [math.exp(-score.lost) for score in scores])
+        wait = self.counts("wait", [math.exp(score.time) for score in scores])
+        median = self.counts("median", [math.exp(score.median) for score in scores])
+        if throughput:
             return f"throughput is {1 - throughput:.0%} lower than by the system's own scheduling"
-        if found[1]:
+        if wait:
             late = any(math.isfinite(effect.within_target) for effect in system.effects)
             what = "tuples wait, missed targets counted," if late else "tuples wait"
             return f"{what} {wait:.2f} times as long as by the system's own scheduling"
-        if found[2] and self.objective == "all":
+        if median and self.objective == "all":
             return f"the median is {median:.2f} times that by the system's own scheduling"
         return None
 
-    def counts(self, name: str, ratio: float) -> bool:
-        """Whether ours is worse in this figure (`WHAT`) with one comparison more."""
-        if not (ratio > 0 and math.isfinite(ratio)):
-            return False
-        known, turn = self.ratios[name], -1 if name == "throughput" else 1
+    def counts(self, name: str, ratios: Sequence[float]) -> float | None:
+        """Whether ours is worse in this figure (`WHAT`) with one comparison more, and then by what
+        ratio: of those of the last that say so, or of all that are kept where only their sum does.
+
+        ratios: of each piece of ours to the one of the system's own.
+        """
+        if not all(ratio > 0 and math.isfinite(ratio) for ratio in ratios):
+            return None
+        turn = -1 if name == "throughput" else 1
         margin = math.expm1(MEDIAN) if name == "median" else MARGIN
-        bad, before = ratio**turn, [one**turn for one in known]
-        capital = staked(self._capital.get(name, ()), bad, before, margin)
+        before = [one**turn for one in self.ratios[name]]
+        capital = staked(self._capital.get(name, ()), [one**turn for one in ratios], before, margin)
         self._capital[name] = capital
-        self.ratios[name] = [*known, ratio][-MOST:]
-        return sum(capital) * SHARE >= 1 or worse([*before, bad][-MOST:], margin)
+        kept = self.ratios[name] = [*self.ratios[name], statistics.geometric_mean(ratios)][-MOST:]
+        plain = worse([one**turn for one in kept], margin)
+        if plain or sum(capital) * SHARE >= 1:
+            return statistics.geometric_mean(kept[-(plain or MOST) :])
+        return None
