@@ -7,10 +7,10 @@ the time in the system and its median, as a race compares them. What is compared
 the mean of a long stretch with bursts in it lies above that of most short ones.
 
 Ours is called worse only when the ratios say so beyond their own spread; there is a look at each
-comparison for as long as it runs, and a day of them (`DAY`) errs with 5%: half of that for what is
-plain from the last few (`worse`), half for what all of them say (`staked`). Near saturation queues
-are long for seconds by chance, and comparisons of the same differ by half: no few of them tell of
-harm by less, while their sum does within the hour.
+comparison for as long as it runs, and a day of them (`DAY`) that are independent errs with 5%: half
+of that for what is plain from the last few (`worse`), half for what all of them say (`staked`).
+Near saturation queues are long for seconds by chance, and comparisons of the same differ by half:
+no few of them tell of harm by less, while their sum does within the hour.
 """
 
 import math
