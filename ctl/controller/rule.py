@@ -222,14 +222,14 @@ class Rule:
         why = why_left(topology, self.queries.get(domain, 0))
         return why and SPARED.format(why)
 
-    def _doubts(self, engine: Engine) -> str:
+    def _doubts(self, engine: Engine, waits: bool) -> str:
         """Why an engine is left as the system has it for a while, in words, or "".
 
         An order by costs that are not known was seen to put the cheapest operator last. What the
         user wants more than that does not wait.
         """
         domain = engine.domain
-        if not engine.unsure or self.instead.decides_in(domain):
+        if not waits or not engine.unsure or self.instead.decides_in(domain):
             return ""
         section, policy = self._section_in(domain), self.policy_of(domain)
         if section.target or section.shares or policy.targets or policy.name in BY_WORD:
@@ -418,7 +418,7 @@ class Rule:
             queries = claims.of(self, engine.name, now.topology)
             if not queries:
                 continue
-            if why := self.spares(now.topology, domain) or (self._doubts(engine) if waits else ""):
+            if why := self.spares(now.topology, domain) or self._doubts(engine, waits):
                 self.spared[engine.name] = why
                 continue
             resolution = resolutions[engine.name] = self.resolve(engine)

@@ -4,7 +4,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -19,6 +19,7 @@ from sched_ctl.controller.loop import Controller
 from sched_ctl.drivers import DriverKind, Target
 from sched_ctl.drivers.threads import thread_of
 from sched_ctl.errors import EngineError
+from sched_ctl.kernel import procfs
 from sched_ctl.model.access import Access
 from sched_ctl.model.graph import Array
 from sched_ctl.model.schedule import Schedule
@@ -199,6 +200,28 @@ def sleeping_threads(count: int) -> Callable[[int], tuple[Thread, ...]]:
         thread.start()
     found = [thread_of(os.getpid(), thread.native_id or 0) for thread in started]
     return lambda row: tuple(filter(None, [found[row]]))
+
+
+class Wakes:
+    """A tracer that has seen each of these wake-ups 1000 times; `pairs`: positions of a process's
+    threads, by their ids.
+    """
+
+    def __init__(self, pid: int, pairs: Iterable[tuple[int, int]]) -> None:
+        self.tids = sorted(procfs.tids(pid))
+        self.pairs = [*pairs]
+
+    def wakings(self) -> dict[tuple[int, int], int]:
+        return {(self.tids[a], self.tids[b]): 1000 for a, b in self.pairs}
+
+    def threads(self) -> dict[int, object]:
+        return {}
+
+    def follow(self, pids: object) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 def drive(controller: Controller, script: Callable[[], Coroutine[Any, Any, None]]) -> None:

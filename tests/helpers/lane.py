@@ -18,6 +18,7 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,9 @@ import pytest
 
 __all__ = ["WAITING", "Lane", "Teller", "apart", "begin"]
 
-PATIENCE = 10  # nice value of its session
+PATIENCE = 10  # nice value beyond ours
 LOOK_S = 0.2
-END_S = 10.0
+END_S = 30.0  # for its tests to end what they have started
 LEAVE_S = 60.0  # for what ends with the process, as Spark's JVM
 OWN = ("host", "engine", "vm", "quiet")  # markers of tests that stay here
 WAITING: list[Callable[[], object]] = []  # called now and then while a test there is waited for
@@ -87,7 +88,7 @@ class Lane:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_give_way,
+                preexec_fn=partial(_give_way, _patience()),
             )
 
     @pytest.hookimpl(tryfirst=True)
@@ -190,21 +191,21 @@ def _options(config: pytest.Config) -> list[str]:
     return found
 
 
-def _give_way() -> None:
-    # Sessions share the CPU first, and then their processes; a new one begins at 0: sched(7).
+def _give_way(patience: int) -> None:
     with contextlib.suppress(OSError):  # then it has its share, as each process
-        Path("/proc/self/autogroup").write_text(str(PATIENCE + max(0, OURS)))
+        Path("/proc/self/autogroup").write_text(str(patience))
 
 
-def _our_patience() -> int:
-    """Nice value of this session: "/autogroup-7 nice 0"."""
+def _patience() -> int:
+    """Nice value for the group of a process that is to give way to ours, up to 19.
+
+    Autogroups share the CPU first, and then their processes; a new one begins at 0: sched(7).
+    """
     try:
-        return int(Path("/proc/self/autogroup").read_text().split()[-1])
+        ours = int(Path("/proc/self/autogroup").read_text().split()[-1])  # "/autogroup-7 nice 0"
     except (OSError, ValueError, IndexError):
-        return 0
-
-
-OURS = min(_our_patience(), 19 - PATIENCE)
+        ours = 0
+    return min(PATIENCE + max(0, ours), 19)
 
 
 class Teller:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from fakes import Wakes
 
 from sched_ctl.adapt.guard import Guard
 from sched_ctl.config.settings import Section
@@ -256,26 +257,6 @@ def test_the_driver_says_that_it_guesses(program: "subprocess.Popen[str]") -> No
     driver.close()
 
 
-class Wakes:
-    """A tracer that has seen these wake-ups, by positions of threads."""
-
-    def __init__(self, pid: int) -> None:
-        self.tids = sorted(procfs.tids(pid))
-        self.pairs = [(1, 2)]
-
-    def wakings(self) -> dict[tuple[int, int], int]:
-        return {(self.tids[a], self.tids[b]): 1000 for a, b in self.pairs}
-
-    def threads(self) -> dict[int, object]:
-        return {}
-
-    def follow(self, pids: object) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
 def test_a_wake_up_costs_what_was_used_since_we_look(
     program: "subprocess.Popen[str]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,7 +270,7 @@ def test_a_wake_up_costs_what_was_used_since_we_look(
     wait_until(lambda: used()["dear"] > 0.3, 60)
     before = used()["dear"]
     driver = connect(target(program.pid))
-    wakes = Wakes(program.pid)
+    wakes = Wakes(program.pid, [(1, 2)])
     counts = {tid: {"wakeups": 100, "wakes": 100, "awake_ns": 0} for tid in wakes.tids}
     monkeypatch.setattr(wakes, "threads", lambda: counts)
     driver._tracer = cast(Any, wakes)
@@ -324,7 +305,7 @@ def test_who_sleeps_is_not_awake_whatever_was_seen_last(monkeypatch: pytest.Monk
     """A kernel may hide that a thread fell asleep, which would be awake for ever."""
     with running(sys.executable, "-S", "-c", ONE) as program:
         driver = connect(target(program.pid))
-        driver._tracer = wakes = cast(Any, Wakes(program.pid))
+        driver._tracer = wakes = cast(Any, Wakes(program.pid, [(1, 2)]))
         wakes.pairs = []
         rows = {program.pid: {"wakeups": 9, "wakes": 9, "awake_ns": 1}}
         monkeypatch.setattr(wakes, "threads", lambda: rows)
@@ -351,7 +332,7 @@ def test_parts_of_a_program_are_queries_once_that_is_sure(
 ) -> None:
     monkeypatch.setattr(kernel, "WOKEN_S", 0.0)
     driver = connect(target(program.pid))
-    driver._tracer = wakes = cast(Any, Wakes(program.pid))
+    driver._tracer = wakes = cast(Any, Wakes(program.pid, [(1, 2)]))
 
     def queries() -> list[str]:
         return [operator.query for operator in driver.poll(1.0).topology.operators]

@@ -6,7 +6,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import pairwise
@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from fakes import Wakes
 from typer.testing import CliRunner
 
 from sched_ctl.cli import make_app
@@ -532,26 +533,6 @@ def test_a_real_program_is_found_named_followed_and_lost() -> None:
             kind.connect(Target("program", "camera"))
 
 
-class Wakes:
-    """A tracer that has seen these wake-ups, by names of threads."""
-
-    def __init__(self, pid: int, pairs: Iterable[tuple[str, str]]) -> None:
-        tids = {found.name: tid for tid in procfs.tids(pid) if (found := procfs.stat(pid, tid))}
-        self.pairs = {(tids[a], tids[b]): 1000 for a, b in pairs}
-
-    def wakings(self) -> dict[tuple[int, int], int]:
-        return self.pairs
-
-    def threads(self) -> dict[int, object]:
-        return {}
-
-    def follow(self, pids: object) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
 FEEDS = ("q_a_capture", "q_b_decode")
 OF_ONE_NAME = ("q_a_decode1", "q_a_decode2")
 
@@ -576,7 +557,10 @@ def test_replicas_wake_each_other_and_feed_nobody_by_it(
     with cameras() as child:
         driver = program.declared([one]).connect(Target("program", "x"))
         try:
-            driver._tracer = Wakes(child.pid, [FEEDS, OF_ONE_NAME])  # type: ignore[attr-defined]
+            found = (procfs.stat(child.pid, tid) for tid in sorted(procfs.tids(child.pid)))
+            names = [one.name if one is not None else "" for one in found]
+            pairs = [(names.index(a), names.index(b)) for a, b in (FEEDS, OF_ONE_NAME)]
+            driver._tracer = Wakes(child.pid, pairs)  # type: ignore[attr-defined]
             topology = driver.poll(1.0).topology
             names = [operator.threads[0].name for operator in topology.operators]
             assert {(names[e.source], names[e.target]) for e in topology.edges} == edges
