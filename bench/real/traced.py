@@ -25,7 +25,7 @@ NONE, OTHER, OWN = "not traced", "another process is traced", "these are traced"
 
 
 def cpu_s(program: Path, whose: str) -> float:
-    """CPU time of one run of the program, without its start."""
+    """CPU time of one run of the program, s; with its start, which brings ratios nearer to 1."""
     here = partial(os.sched_setaffinity, 0, {max(os.sched_getaffinity(0))})
     child = subprocess.Popen(
         [program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, preexec_fn=here
