@@ -49,9 +49,13 @@ def cpu_s(program: Path, whose: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=100, help="of one turn each (%(default)s)")
     results.argument(parser)
     arguments = parser.parse_args()
+    if arguments.rounds < 2:
+        parser.error("--rounds is 2 or more")
+    if (why := tracing.obstacle()) is not None:
+        parser.error(f"nothing can be traced: {why}")
     program, kinds = built("switches"), [NONE, OTHER, OWN]
     rounds = []
     for _ in range(arguments.rounds):
