@@ -96,8 +96,9 @@ class Lane:
         """Tell what has ended; of one of those tests, wait until it has."""
         self.look()
         if item.nodeid not in self.items:
-            if _place(item) > 1:
+            if _place(item) > 1 and not self.has_ended():  # all its tests have been told
                 self.wait(lambda: False, LEAVE_S)
+                self.end()
             return None
         self.wait(lambda: item.nodeid in self.told)
         if item.nodeid not in self.told:
@@ -169,6 +170,11 @@ class Lane:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self) -> None:
+        self.end()
+        self.lines.close()
+        self.folder.cleanup()
+
+    def end(self) -> None:
         """End it, if it still runs: its tests are given the time to end what they have started."""
         for number in (signal.SIGINT, signal.SIGKILL):
             if not self.has_ended():
@@ -176,8 +182,6 @@ class Lane:
                 end_s = time.monotonic() + END_S
                 while not self.has_ended() and time.monotonic() < end_s:
                     time.sleep(LOOK_S)
-        self.lines.close()
-        self.folder.cleanup()
 
 
 def _options(config: pytest.Config) -> list[str]:

@@ -64,9 +64,11 @@ def test_last():
 """
 
 
-def run(folder: Path, last: str, *options: str) -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, last: str, *options: str, conftest: str = CONFTEST
+) -> subprocess.CompletedProcess[str]:
     (folder / "conftest_of_the_tests.py").symlink_to(TESTS / "conftest.py")
-    (folder / "conftest.py").write_text(CONFTEST)
+    (folder / "conftest.py").write_text(conftest)
     (folder / "test_here.py").write_text(HERE)
     (folder / "test_there.py").write_text(THERE.format(last=last))
     command = [sys.executable, "-m", "pytest", "-ra", *options]
@@ -98,6 +100,15 @@ def test_who_ends_without_a_word_has_failed(tmp_path: Path) -> None:
     assert left is None or left.state == "Z"
     # The other one that failed compares what it measures, and finds no trace of it.
     assert "3 failed, 3 passed, 1 skipped, 1 rerun" in done.stdout
+
+
+def test_a_process_that_does_not_end_holds_up_nobody(tmp_path: Path) -> None:
+    """A thread of its own keeps it. Tests that compare wait for a while, then it is ended."""
+    stays = "__import__('threading').Thread(target=__import__('time').sleep, args=(300,)).start()"
+    done = run(tmp_path, stays, conftest=CONFTEST + "import lane\nlane.LEAVE_S = 1.0\n")
+    assert "1 failed, 5 passed, 1 skipped, 1 rerun" in done.stdout, done.stdout
+    process = procfs.stat(int((tmp_path / "beside").read_text()))
+    assert process is None or process.state == "Z"
 
 
 def test_the_first_failure_may_end_all(tmp_path: Path) -> None:
