@@ -7,6 +7,7 @@
  */
 #include "kernel.bpf.h"
 #include "compat.bpf.h"
+#include "interrupts.bpf.h"
 #include "runs.h"
 
 char _license[] SEC("license") = "GPL";
@@ -55,23 +56,24 @@ int BPF_PROG(runs_switch, bool preempt, struct task_struct___runs *prev,
 	return 0;
 }
 
-SEC("tp_btf/sched_waking")
-int BPF_PROG(runs_waking, struct task_struct___runs *p)
+static __always_inline int waking(struct task_struct___runs *p, bool interrupt)
 {
 	struct task_struct___runs *waker = (void *)bpf_get_current_task_btf();
 
 	if (is_followed(p))
-		keep(RUN_WAKING, in_interrupt() ? 0 : waker->pid, p->pid);
+		keep(RUN_WAKING, interrupt ? 0 : waker->pid, p->pid);
 	return 0;
 }
 
-/* Where data has no symbols, so that nobody finds the counter: an interrupt is whom it interrupts. */
 SEC("tp_btf/sched_waking")
-int BPF_PROG(runs_waking_blind, struct task_struct___runs *p)
+int BPF_PROG(runs_waking, struct task_struct___runs *p)
 {
-	struct task_struct___runs *waker = (void *)bpf_get_current_task_btf();
+	return waking(p, in_interrupt());
+}
 
-	if (is_followed(p))
-		keep(RUN_WAKING, waker->pid, p->pid);
-	return 0;
+/* Where data has no symbols, so that nobody finds the counter. */
+SEC("tp_btf/sched_waking")
+int BPF_PROG(runs_waking_noted, struct task_struct___runs *p)
+{
+	return waking(p, in_noted_interrupt());
 }

@@ -14,6 +14,7 @@
  */
 #include "kernel.bpf.h"
 #include "compat.bpf.h"
+#include "interrupts.bpf.h"
 #include "stacks.h"
 
 char _license[] SEC("license") = "GPL";
@@ -132,9 +133,9 @@ int BPF_PROG(stacks_waking, struct task_struct___stacks *p)
 	return waking(ctx, p, in_interrupt());
 }
 
-/* Where data has no symbols, so that nobody finds the counter: an interrupt is whom it interrupts. */
+/* Where data has no symbols, so that nobody finds the counter. */
 SEC("tp_btf/sched_waking")
-int BPF_PROG(stacks_waking_blind, struct task_struct___stacks *p)
+int BPF_PROG(stacks_waking_noted, struct task_struct___stacks *p)
 {
-	return waking(ctx, p, false);
+	return waking(ctx, p, in_noted_interrupt());
 }

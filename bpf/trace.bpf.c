@@ -27,11 +27,12 @@
  */
 #include "kernel.bpf.h"
 #include "compat.bpf.h"
+#include "interrupts.bpf.h"
 #include "trace.h"
 
 char _license[] SEC("license") = "GPL";
 
-enum { MAP_PERCPU_ARRAY = 6, MAP_LRU_HASH = 9 };	/* enum bpf_map_type */
+enum { MAP_LRU_HASH = 9 };	/* enum bpf_map_type */
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
@@ -259,11 +260,11 @@ int BPF_PROG(trace_waking, struct task_struct___trace *p)
 	return waking(p, in_interrupt());
 }
 
-/* Where data has no symbols, so that nobody finds the counter: an interrupt is whom it interrupts. */
+/* Where data has no symbols, so that nobody finds the counter. */
 SEC("tp_btf/sched_waking")
-int BPF_PROG(trace_waking_blind, struct task_struct___trace *p)
+int BPF_PROG(trace_waking_noted, struct task_struct___trace *p)
 {
-	return waking(p, false);
+	return waking(p, in_noted_interrupt());
 }
 
 static __noinline int asleep(u64 *ctx)

@@ -12,7 +12,7 @@ from sched_ctl.kernel import tracing
 __all__ = ["KEPT", "OBJECT", "PREEMPTED", "SWITCH", "WAKING", "RunLog"]
 
 OBJECT = Path(__file__).resolve().parents[1] / "bin" / "runs.bpf.o"
-_WAKING = ("runs_waking", "runs_waking_blind")
+_WAKING = ("runs_waking", "runs_waking_noted")
 KEPT = 1 << 18  # RUNS_KEPT in bpf/runs.h
 SWITCH, PREEMPTED, WAKING = 1, 2, 3  # enum run_event
 Table = NDArray[Any]
@@ -22,8 +22,7 @@ class RunLog:
     """Logs from now on, until it is closed or full. Raises `tracing.Unavailable`."""
 
     def __init__(self, pids: Iterable[int]) -> None:
-        found = tracing.look_at(pids, OBJECT, _WAKING, "runs_switch")
-        self._object, self.blind = found
+        self._object = tracing.look_at(pids, OBJECT, _WAKING, "runs_switch")
         self._seen = self._object.array(".bss.followed", "seen")
         self._runs = self._object.array(".bss.runs", "runs")
 

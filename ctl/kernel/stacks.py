@@ -20,7 +20,7 @@ __all__ = ["OBJECT", "Sleeps", "Stacks"]
 
 OBJECT = Path(__file__).resolve().parents[1] / "bin" / "stacks.bpf.o"
 # The second where data has no symbols, as for waits (kernel/tracing.py).
-_WAKING = ("stacks_waking", "stacks_waking_blind")
+_WAKING = ("stacks_waking", "stacks_waking_noted")
 Addresses = tuple[int, ...]
 
 
@@ -45,8 +45,7 @@ class Stacks:
 
     def __init__(self, pids: Iterable[int]) -> None:
         self._pids = tuple(pids)
-        found = tracing.look_at(self._pids, OBJECT, _WAKING, "stacks_switch")
-        self._object, self.blind = found
+        self._object = tracing.look_at(self._pids, OBJECT, _WAKING, "stacks_switch")
 
     def __enter__(self) -> Self:
         return self

@@ -27,8 +27,17 @@ LOCKDOWN = Path("/sys/kernel/security/lockdown")
 MOST_IDS = 1 << 22  # TRACE_IDS in bpf/trace.h
 SLOT_S = 1024e-9  # a wait in slot n was shorter than 2**n of it
 Table = NDArray[Any]
-# The second where data has no symbols: it takes for the waker whom an interrupt cut short.
-WAKING = ("trace_waking", "trace_waking_blind")
+# The second where data has no symbols: it goes by what others note of interrupts.
+WAKING = ("trace_waking", "trace_waking_noted")
+# Of bpf/interrupts.bpf.h, for the second.
+NOTING = (
+    "device_begins",
+    "device_ends",
+    "timer_begins",
+    "timer_ends",
+    "softirq_begins",
+    "softirq_ends",
+)
 
 
 class Unavailable(Exception):
@@ -65,7 +74,7 @@ class _Program:
     def __init__(self) -> None:
         if (why := obstacle()) is not None:
             raise Unavailable(why)
-        self.object, self._waking = _load(OBJECT, WAKING)
+        self.object, self._wakings = _load(OBJECT, WAKING)
         try:
             self.followed = self.object.array(".bss.followed", "followed")
             self.waits = self.object.array(".bss.waits", "waits")
@@ -82,7 +91,8 @@ class _Program:
         if self._graph:
             return
         try:
-            self.object.attach(self._waking)
+            for program in self._wakings:
+                self.object.attach(program)
         except OSError as error:
             raise Unavailable(f"the kernel refuses: {error.strerror}") from None
         self._graph[...] = 1
@@ -95,47 +105,48 @@ class _Program:
         self._pids = pids
 
 
-def _load(path: Path, waking: tuple[str, str]) -> tuple[Object, str]:
-    """An object with one of its two programs for wake-ups, and which: the second where the kernel
-    refuses the first. Raises Unavailable.
+def _load(path: Path, waking: tuple[str, str]) -> tuple[Object, tuple[str, ...]]:
+    """An object with one of its two programs for wake-ups, and what is to be attached for these:
+    the second, with what notes interrupts, where the kernel refuses the first. Raises Unavailable.
     """
+    first, second = waking
+    noted = (*NOTING, second)
     try:
         try:
-            return _loaded(path, *waking), waking[0]
+            return _loaded(path, noted), (first,)
         except OSError:
-            return _loaded(path, *reversed(waking)), waking[1]
+            return _loaded(path, (first,)), noted
     except OSError as error:
         raise _refused(error) from None
 
 
-def look_at(
-    pids: Iterable[int], path: Path, waking: tuple[str, str], switch: str
-) -> tuple[Object, bool]:
-    """An object that follows these processes, attached to switches and wake-ups, for a short look;
-    and whether it is blind, taking interrupts for whom they interrupt. Raises Unavailable.
+def look_at(pids: Iterable[int], path: Path, waking: tuple[str, str], switch: str) -> Object:
+    """An object that follows these processes, attached to switches and wake-ups, for a short look.
+    Raises Unavailable.
     """
     if (why := obstacle()) is not None:
         raise Unavailable(why)
     if not path.exists():
         raise Unavailable(f"{path.name} was not built (clang was missing)")
-    made, taken = _load(path, waking)
+    made, wakings = _load(path, waking)
     try:
         followed = made.array(".bss.followed", "followed")
         for pid in pids:
             followed[pid // 64] |= np.uint64(1 << pid % 64)
-        made.attach(taken)
-        made.attach(switch)
+        for program in (*wakings, switch):
+            made.attach(program)
     except OSError as error:
         made.close()
         raise _refused(error) from None
-    return made, taken == waking[1]
+    return made
 
 
-def _loaded(path: Path, waking: str, other: str) -> Object:
+def _loaded(path: Path, without: Iterable[str]) -> Object:
     """Raises OSError."""
     made = Object.open(path, library())
     try:
-        made.leave_out(other)
+        for program in without:
+            made.leave_out(program)
         made.load()
     except BaseException:
         made.close()

@@ -83,18 +83,7 @@ def look(pids: Collection[int], tids: Collection[int] | None, seconds: float) ->
                 seen.note(mine, {tid: one for tid, one in found.items() if one})
             time.sleep(min(LOOK_S, max(0.0, begin_s + seconds - time.monotonic())))
         sleeps = [one for one in stacks.read() if tids is None or one.tid in tids]
-        if stacks.blind:
-            sleeps = [one if _is_of(one.waker, pids) else _from_outside(one) for one in sleeps]
     return _named(sleeps, java, seen, pids)
-
-
-def _is_of(tid: int, pids: Collection[int]) -> bool:
-    return tid <= 0 or procfs.process_of(tid) in pids
-
-
-def _from_outside(one: Sleeps) -> Sleeps:
-    """Where interrupts are not told, a thread of another process may just have been cut short."""
-    return replace(one, waker=0, waker_kernel=(), waker_user=())
 
 
 class _Seen:

@@ -40,13 +40,8 @@ def record(
                 now = sample()
                 samples.append((time.monotonic_ns(), now))
             time.sleep(min(LOOK_S, seconds))
-        rows, full, blind = log.read().tolist(), log.full, log.blind
+        rows, full = log.read().tolist(), log.full
     of = {tid: pid for pid in pids for tid in procfs.tids(pid) if tids is None or tid in tids}
-    if blind:  # a waker of another process may just have been cut short by an interrupt
-        rows = [
-            (at, 0 if what == WAKING and left not in of else left, came, cpu, what)
-            for at, left, came, cpu, what in rows
-        ]
     known = names or {}
     found = list(events(rows, of, lambda tid: known.get(tid) or procfs.name_of(tid)))
     start_ns = rows[0][0] if rows else 0

@@ -55,6 +55,32 @@ def test_waits_and_wake_ups_are_counted() -> None:
             thread.join()
 
 
+def test_a_timer_s_wake_ups_are_nobody_s_whom_it_interrupts() -> None:
+    """A busy thread of the same CPU would feed it, of another process or not."""
+    if (why := tracing.obstacle()) is not None:
+        pytest.skip(f"tracing: {why}")
+    cpu = min(os.sched_getaffinity(0))
+    naps = [sys.executable, "-S", "-c", "import time\nwhile True: time.sleep(.005)"]
+    with (
+        pinned(naps, cpu) as sleeper,
+        pinned(BUSY, cpu) as busy,
+        tracing.Tracer([sleeper, busy], wakings=True) as tracer,
+    ):
+        wait_until(lambda: tracer.wakings().get((0, sleeper), 0) > 100)
+        assert tracer.wakings().get((busy, sleeper), 0) <= 2
+
+
+@contextlib.contextmanager
+def pinned(command: list[str], cpu: int) -> Iterator[int]:
+    program = subprocess.Popen(command)
+    try:
+        os.sched_setaffinity(program.pid, {cpu})
+        yield program.pid
+    finally:
+        program.kill()
+        program.wait()
+
+
 def test_a_thread_that_never_has_a_turn_is_shown() -> None:
     """It comes after all others on its CPU, and has one in seconds at the most."""
     if (why := tracing.obstacle()) is not None:

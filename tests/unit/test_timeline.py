@@ -94,7 +94,6 @@ class Log:
     """A log of switches that has all of `LOG` at once."""
 
     full = False
-    blind = False
 
     def __init__(self, _pids: object) -> None:
         self.now_ns = time.monotonic_ns()
