@@ -222,6 +222,10 @@ SWITCHES: Mapping[str, Job] = {
     "scx, one queue, live ages": {"kind": "scx", "live": True},
     "scx, full mode": {"kind": "scx", "full": True},
     "scx, full mode, not adopted": {"kind": "scx", "full": True, "adopt": False},
+    **{  # as it is loaded wherever cgroups have weights, which is under systemd
+        f"scx, full mode, cgroups{who}": {"kind": "scx", "full": True, "cgroups": True, **job}
+        for who, job in (("", {}), (", not adopted", {"adopt": False}))
+    },
     "eevdf, another process traced": {"kind": "os", "trace": "other"},
     "eevdf, traced": {"kind": "os", "trace": "own"},
     "eevdf, another process's wake-ups": {"kind": "os", "trace": "other", "wakings": True},
