@@ -317,6 +317,8 @@ class LiebreDriver:
             )
             if self._no_inbox:
                 notes.append(self._no_inbox)
+            if self._inbox is not None and self._inbox.untold:
+                notes.append(self._inbox.untold)
         elif self._files:
             notes.append("queues are as they were two seconds ago (file metrics)")
         notes += [

@@ -7,8 +7,9 @@ network namespace, however many engines send to it; it hears the loopback interf
 
 Whatever a sender says is hostile:
 
-* A sender is known by its user, whom the kernel names (`kernel.sockdiag`). Only users whose engine
-  a driver follows are heard, and what one says is never seen by the driver of another's engine.
+* A sender is known by its user, whom the kernel names (`kernel.sockdiag`; `kernel.senders`, from
+  the first report on whose sender has closed by then). Only users whose engine a driver follows are
+  heard, and what one says is never seen by the driver of another's engine.
 * Connections, bytes a second, names and the length of a line are bounded for each user, so that
   one who floods the port delays nobody else; a connection that is silent for long is closed.
 * Bytes that are not text end a connection. Graphite's other protocol, pickle, which runs code of
@@ -28,7 +29,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sched_ctl.errors import EngineError
+from sched_ctl.kernel import tracing
 from sched_ctl.kernel.netns import entered
+from sched_ctl.kernel.senders import Senders
 from sched_ctl.kernel.sockdiag import SocketOwners
 from sched_ctl.kernel.threadname import be_called
 
@@ -152,6 +155,8 @@ class _Listener:
         self._connections: list[_Connection] = []  # touched by the thread only
         self._deaf: list[object] = []  # connections and the server, not read until the next tick
         self._accepts = 0
+        self._senders: Senders | None = None  # from the first one on that was gone
+        self.untold = ""  # why those are not heard; empty: they are, or there were none
         self._tick_s = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="graphite", daemon=True)
         self._thread.start()
@@ -168,6 +173,8 @@ class _Listener:
         finally:
             for connection in self._connections:
                 connection.socket.close()
+            if self._senders is not None:
+                self._senders.close()
             for end in (self._server, self._woken, self._selector, self._owners):
                 end.close()
 
@@ -212,10 +219,12 @@ class _Listener:
             self._ignore(self._server, self._server)
             return
         try:
-            end, _ = self._server.accept()
+            end, peer = self._server.accept()
         except OSError:  # gone already, or no descriptors left
             return
         uid = self._owners.of_peer(end)
+        if uid is None:
+            uid = self._of_gone(peer)
         with self.lock:
             user = None if uid is None else self.users.get(uid)
         if user is None:
@@ -228,6 +237,15 @@ class _Listener:
         connection = _Connection(end, user, now_s)
         self._connections.append(connection)
         self._deaf.append(connection)
+
+    def _of_gone(self, peer: tuple[str, int]) -> int | None:
+        """The user of a sender that has closed already."""
+        if self._senders is None and not self.untold:
+            try:
+                self._senders = Senders(self.port)
+            except tracing.Unavailable as error:
+                self.untold = str(error)
+        return None if self._senders is None else self._senders.of(self.key[0], peer, self.port)
 
     def _read(self, connection: _Connection, now_s: float) -> bool:
         """What has come, to its end if that has. False: the connection is closed."""
@@ -333,6 +351,12 @@ class Inbox:
     def refused(self) -> int:
         """How many lines or connections of this user were not understood, or too many."""
         return self._user.refused
+
+    @property
+    def untold(self) -> str:
+        """That reports whose sender closes at once are not heard, if any came; else empty."""
+        why = self._listener.untold
+        return why and f"reports whose sender closes at once may not be heard: {why}"
 
     @property
     def changed(self) -> bool:

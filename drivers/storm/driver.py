@@ -246,6 +246,7 @@ class StormDriver:
             yield "there are more edges than are looked at: some operators seem to have no output"
         if any(inbox.refused for inbox in self._inboxes.values()):
             yield "some of what its user sends to the Graphite listener is not understood"
+        yield from {inbox.untold for inbox in self._inboxes.values() if inbox.untold}
 
 
 def _lasting(helpers: Iterable[HelperThread]) -> list[HelperThread]:
