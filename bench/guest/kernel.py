@@ -302,10 +302,42 @@ def switches(
     return compare(some, words, kernel, cpus, caches)
 
 
+# As helpers.c prints them -> as they are told.
+TOLD = {
+    "tuples/s": "tuples",
+    "ns/tuple": "operators' CPU time a tuple",
+    "helper-ns/run": "a helper's turn",
+    "helper-runs/s": "turns of helpers",
+    "helper-wait-ns": "their wait",
+    "runs/s": "turns of operators",
+}
+
+
 def helpers(kernel: str, count: int) -> Result:
     """What so many helper threads cost a saturated query under each scheduler (helpers.c)."""
     jobs = {name: {**job, "operators": 3} for name, job in HELPERS.items()}
-    return compare(jobs, [str(built("helpers")), str(count)], kernel)
+    told = by_figure(compare(jobs, [str(built("helpers")), str(count)], kernel))
+    title = f"{count} threads that wake up each millisecond beside a saturated query; over EEVDF"
+    return msgspec.structs.replace(told, title=title)
+
+
+def in_us(ns: Figure | str) -> Figure:
+    assert isinstance(ns, Figure) and ns.value is not None
+    return Figure(round(ns.value / 1e3, 1), unit="us")
+
+
+def by_figure(told: Result) -> Result:
+    """The same, a row for each figure: that of the first scheduler, and ratios of the others."""
+    first, *others = told.rows
+    rows = [
+        Row(
+            TOLD[name],
+            {first.name: first.figures[name] if "/s" in name else in_us(first.figures[name])}
+            | {other.name: other.figures[f"{name}, ratio"] for other in others},
+        )
+        for name in TOLD
+    ]
+    return msgspec.structs.replace(told, columns=[row.name for row in told.rows], rows=rows)
 
 
 def waits(kernel: str, words: Sequence[str]) -> Result:
