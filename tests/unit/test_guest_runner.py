@@ -333,6 +333,43 @@ def test_a_command_that_is_known_early_begins_beside_other_tests(tmp_path: Path)
     assert started(tmp_path).count("6.1 1 exact") == 2  # asked for again it runs again
 
 
+TURNS = """
+import time
+from pathlib import Path
+import pytest
+
+@pytest.mark.parametrize("turn", range(600))
+def test_short(turn):
+    if not Path("known").exists():
+        time.sleep(0.05)
+
+def test_it_has_begun():
+    assert Path("known").exists()
+"""
+
+
+def test_a_command_that_is_known_late_waits_for_no_guest_beside_tests(tmp_path: Path) -> None:
+    begin = "    if not all(Path(kernel).exists() for kernel in ('6.16', '6.18')): return None\n"
+    known = "from pathlib import Path\n" + KNOWN.replace("    begins", begin + "    begins")
+    known = known.replace("    assert vm(*words, **options).returncode == 0\n", "")
+    checks = LIFTED.replace('"exact"', 'os.environ["KERNEL"]').replace("+ 20", "+ 100")
+    done = run(tmp_path, guest_exact=checks, test_known=known, test_a_plain=TURNS)
+    assert done.returncode == 0, done.stdout
+    assert started(tmp_path)[2] == "6.1 1 exact"
+
+
+def test_of_several_commands_the_longest_is_first(tmp_path: Path) -> None:
+    plain = PLAIN.replace("exact", "known")
+    longer = "CPU_S = 9\n" + KNOWN.replace("6.1", "6.12")
+    done = run(
+        tmp_path, guest_exact=EXACT, test_known=KNOWN, test_longer=longer, test_a_plain=plain
+    )
+    assert done.returncode == 0, done.stdout
+    assert started(tmp_path)[:2] == ["6.12 1 exact", "6.1 1 exact"]
+    order = re.findall(r"^(test_\w+).py::", done.stdout, re.MULTILINE)
+    assert order == ["test_a_plain", "test_longer", "test_known"]
+
+
 BIG = """
 import time
 from pathlib import Path

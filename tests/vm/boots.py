@@ -346,11 +346,15 @@ class Line:
         return [job for job in self.jobs if job.machine is not None]
 
     def fits(self, job: Job, beside_tests: bool = False) -> bool:
-        """A guest for each CPU; those in real time have all of their virtual CPUs to themselves."""
+        """A guest for each CPU; those in real time have all of their virtual CPUs to themselves.
+
+        Beside tests there is a place more for one of one command: it takes long, may have had to
+        wait until it could begin, and would be the last of all, alone.
+        """
         cpus = len(os.sched_getaffinity(0))
         running = self.running()
         if beside_tests:
-            return job.options.icount and len(running) < cpus
+            return job.options.icount and len(running) < cpus + isinstance(job, Command)
         real = sum(other.options.cpus for other in running if not other.options.icount)
         return len(running) < cpus and (job.options.icount or real + job.options.cpus <= cpus)
 

@@ -17,7 +17,8 @@ others can add nothing. With `@enough_on("7.3")` it does so unless `SCHED_CTL_EA
 
 For anything else there is the fixture `vm`, which runs one command in one guest. A file of such
 tests may have a function `early`: the arguments of `vm`, or None as long as the guest cannot begin,
-and its `KERNEL`. With exact time it then runs beside tests without guests, like the checks.
+and its `KERNEL`. With exact time it then runs beside tests without guests, like the checks. `CPU_S`
+is what it takes of a CPU, s: the longest is begun first.
 
 A check passes at the first look, or is flaky: a bad look was let pass (`vm.inside.look_until`), or
 an attempt failed (`vm.boots`). More flaky checks than `FLAKY` make the whole run fail.
@@ -130,7 +131,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """One guest after the other; in real time first: those with exact time can run beside them.
 
     Of these first the ones that take longest, so that none is left alone at the end: a check on two
-    CPUs takes about four times as long as one on one.
+    CPUs takes about four times as long as one on one. So do those of one command (`CPU_S`).
     """
     guests: dict[object, int] = {}
     checks: Counter[object] = Counter()
@@ -141,11 +142,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             guests.setdefault(boots[item].key, len(guests))
             checks[boots[item].key] += 1
 
-    def place(item: pytest.Item) -> tuple[bool, bool, int, int]:
+    def place(item: pytest.Item) -> tuple[int, bool, int, int]:
+        if item.get_closest_marker("vm") is None:
+            return 0, False, 0, 0
         if item not in boots:
-            return False, False, 0, 0
+            return 1, False, -getattr(getattr(item, "module", None), "CPU_S", 0), 0
         options, key = boots[item].options, boots[item].key
-        return True, options.icount, -checks[key] * options.cpus**2, guests[key]
+        return 2, options.icount, -checks[key] * options.cpus**2, guests[key]
 
     items.sort(key=place)
 
@@ -236,7 +239,7 @@ class Beside:
 
     def begin(self, line: Line) -> None:
         """Put what can begin by now first in the line: those of one command take longest."""
-        for early in self.early[:]:
+        for early in self.early[::-1]:  # of several the longest is the first
             if (asked := early()) is not None:
                 words, options = asked
                 line.jobs.insert(0, command(*words, **options))

@@ -29,6 +29,7 @@ EACH = pytest.mark.skipif(
 KERNEL = "6.18-arm64"
 KERNELS = (KERNEL, pytest.param("6.18-arm64-16k", marks=EACH))
 LIMIT_S = 1500.0  # beside other guests
+CPU_S = 60
 CHECKS = 6
 
 

@@ -16,6 +16,7 @@ from bench.guest.kernel import BASE, FIGURES, HERE, MARK, ROOT, jobs
 pytestmark = [pytest.mark.vm, pytest.mark.needs("root", "qemu", "cc"), pytest.mark.timeout(1800)]
 
 KERNEL = "6.18"
+CPU_S = 110
 SEEDS = (1, 2)
 Ratios = dict[str, list[dict[str, float]]]  # variant -> for each seed, the ratios to EEVDF
 CASES = {  # variants beside EEVDF, and seconds of a run
