@@ -3,12 +3,13 @@
     ./dev run python -m bench.guest.storm [--kernel 6.18] [--runs 1] [--json FILE] [--ways WAYS]
         [--skip-first] SHAPE [LOAD ...]
 
-SHAPE: of bench/workloads (etl, fork, stats, lr, vs). WAYS: `rule` sets `qs` by nice beside the
-published rule of Lachesis (bench/lachesis.py), `queues` others, too; `judged` sets the race by nice
-beside policies that are named, and beside both published rules. LOAD: parts of the capacity, which
-is measured first, or `step`: .7 of it, then 1.1. Arrivals are the same in each phase. Shown are
-latency and tuples that leave, and how long threads wait for a CPU, by what they do for the engine.
-To boot and start Storm takes ten minutes, a load as long.
+SHAPE: of bench/workloads (chain, etl, fork, stats, lr, vs). WAYS: `rule` sets `qs` by nice beside
+the published rule of Lachesis (bench/lachesis.py), `queues` others, too; `judged` sets the race by
+nice beside policies that are named, and beside both published rules; `default` and `default-scx`
+set it beside those that it may take. LOAD: parts of the capacity, which is measured first, or
+`step`: .7 of it, then 1.1. Arrivals are the same in each phase. Shown are latency and tuples that
+leave, and how long threads wait for a CPU, by what they do for the engine. To boot and start Storm
+takes ten minutes, a load as long.
 """
 
 import argparse
@@ -17,8 +18,8 @@ import os
 from bench.guest.phases import ROOT, arguments, from_guest, keep, kept, show, without_first
 
 LIMIT_S = 2400.0
-SHAPES = ("etl", "fork", "stats", "lr", "vs")
-WAYS = ("all", "judged", "queues", "rule")
+SHAPES = ("chain", "etl", "fork", "stats", "lr", "vs")
+WAYS = ("all", "default", "default-scx", "judged", "queues", "rule")
 
 
 def main() -> None:

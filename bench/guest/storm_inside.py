@@ -40,14 +40,18 @@ DAEMONS = {  # by the last part of their main class
 OPERATOR = re.compile(r"Thread-\d+-(?!__)")
 
 
+# The race last: its phases lie in the middle, one after the other, so that it learns once.
 WAYS = {
     "all": (
         *(Way(policy, "scx") for policy in ("qs", "hr", "auto")),
         *(Way(policy, "nice") for policy in ("qs", "hr")),
     ),
+    **{
+        name: (*(Way(policy, by) for policy in ("qs", "balanced")), Way("auto", by, race=True))
+        for name, by in (("default", "nice"), ("default-scx", "scx"))
+    },
     "rule": (RIVAL, Way("qs", "nice")),
     "queues": (RIVAL, Way("qs", "nice"), Way("qs", "nice", ABOVE), Way("auto", "nice")),
-    # The race last: its phases lie in the middle, one after the other, so that it learns once.
     "judged": (
         RIVAL,
         *(Way(policy, "nice") for policy in ("hr", "qs")),
