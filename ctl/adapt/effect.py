@@ -12,6 +12,10 @@ first,
   up along the way from ingress to egress. What waits before a source that tells no queue is not in
   it, and neither is the time that an operator works on a tuple.
 
+The last one knows a median, too: of the ways through a query, each with its mean. Where one branch
+has all that waits, half of all tuples may wait for nothing. It stands beside a reported mean as
+well.
+
 Each effect names its source, because two sources cannot be compared with each other. An engine that
 stops telling latencies is judged by the next source from then on. A clock that goes back, or jumps
 by more than `LONGEST_GAP_S` and half as much again as it did before, begins a new span: nothing is
@@ -53,6 +57,7 @@ LONGEST_GAP_S = 30.0  # between two snapshots; more is silence, or a long period
 LONGEST_S = 1e9  # in the system, thirty years; who tells more does not know it
 FEWEST_SAMPLES = 3  # that tell of anything
 PATIENCE_S = 120.0  # that a phase lasts longer for an engine which tells nothing new
+WAYS = 16  # equally likely times that stand for those on all ways to an operator
 MOST_SAMPLES = 1024  # of queues that are kept; beyond, every other one goes
 
 
@@ -65,7 +70,8 @@ class Effect:
     "reported"), by wake-ups ("awake"), Little's law over its queues ("little"), or "unknown".
     error: standard error of time_s as a part of it; of sources other than "counted" by its samples,
     taken to be independent.
-    p50_s, p99_s: of the same, where the engine counts a histogram.
+    p50_s, p99_s: of the same, where the engine counts a histogram; p50_s by Little's law where it
+    counts nothing and tells queues.
     within_target: share of tuples that met the query's target; without a histogram the share of
     samples.
     cpu_wait_s: how long a tuple waited on its way for threads to get a CPU.
@@ -171,10 +177,11 @@ def effects(span: Span, targets: Mapping[str, float] = MappingProxyType({})) -> 
         _sums(rows, n, np.where(ends, rate, np.nan))
         for ends, rate in ((graph.ingress, taken), (graph.egress, given))
     )
-    little = _little(span, taken, rows, n)
+    little, half_s = _little(span, taken, rows, n)
     source = LITTLE
     if topology.guessed:
         little, source = _awake(window, given, taken, rows, n), AWAKE
+        half_s = np.full(n, np.nan)
     counted = _Counted.of(span, rows, n)
     reported = _over_time(span.latency, n)
     delay = _along(graph, divide(window.gain("run_delay"), window.gain("tuples_in")), given)
@@ -197,8 +204,10 @@ def effects(span: Span, targets: Mapping[str, float] = MappingProxyType({})) -> 
             effect = _sampled(
                 effect, float(reported[q]), REPORTED, _series(span.latency, q), target
             )
+            effect = replace(effect, p50_s=float(half_s[q]))
         elif math.isfinite(little[q]):
             effect = _sampled(effect, float(little[q]), source, series, target)
+            effect = replace(effect, p50_s=float(half_s[q]))
         if not effect.time_s <= LONGEST_S:
             effect = Effect(effect.engine, query, span.seconds, effect.tuples_in, effect.tuples_out)
         found.append(replace(effect, cpu_wait_s=float(delays[q]), cpus=float(use[q])))
@@ -225,8 +234,9 @@ def queues_of(window: Window) -> Array:
     return queue if np.isfinite(queue).any() else in_flight(window)
 
 
-def _little(span: Span, taken: Array, rows: Index, n: int) -> Array:
-    """(n,) by query: W = Q / rate in each queue, added up along the way, in s.
+def _little(span: Span, taken: Array, rows: Index, n: int) -> tuple[Array, Array]:
+    """(n,) by query: W = Q / rate in each queue, added up along the way, in s; the mean, and what
+    half of the tuples are not above.
 
     A queue that nothing is taken from while tuples wait has kept them for as long as we look; one
     of which nobody knows what is taken adds nothing. NaN where one that is told now and then was
@@ -242,7 +252,14 @@ def _little(span: Span, taken: Array, rows: Index, n: int) -> Array:
     wait = np.nan_to_num(wait)
     given = Window(span.now, span.first).rate("tuples_out")
     ends = np.where(graph.egress, _along(graph, wait, given), np.nan)
-    return np.where(known, _means(rows, n, ends, taken), np.nan)
+    mean_s = np.where(known, _means(rows, n, ends, taken), np.nan)
+    ways = np.bincount(graph.target, minlength=graph.n).max(initial=0)
+    if ways <= 1 and np.bincount(rows[graph.egress], minlength=n).max(initial=0) <= 1:
+        return mean_s, mean_s
+    half_s = _halves(
+        _ways(graph, wait, given)[graph.egress], taken[graph.egress], rows[graph.egress], n
+    )
+    return mean_s, np.where(np.isfinite(mean_s), half_s, np.nan)
 
 
 def _awake(window: Window, given: Array, taken: Array, rows: Index, n: int) -> Array:
@@ -259,17 +276,66 @@ def _along(graph: Graph, each: Array, given: Array) -> Array:
     """(n,) what a tuple has met from its ingress through each operator; of several ways there the
     mean, by the tuples that take them. NaN on and below a cycle.
     """
-    flow = graph.share * np.nan_to_num(given)[graph.source]
-    total = np.bincount(graph.target, flow, graph.n)
-    ways = np.bincount(graph.target, minlength=graph.n)
-    with np.errstate(all="ignore"):
-        part = np.where(total[graph.target] > 0, flow / total[graph.target], 1 / ways[graph.target])
+    part = _parts(graph, given)
     until = np.full(graph.n, np.nan)
     arrived = np.zeros(graph.n)
     for operators, edges in graph.reversed.levels:
         np.add.at(arrived, graph.target[edges], part[edges] * until[graph.source[edges]])
         until[operators] = arrived[operators] + each[operators]
     return until
+
+
+def _ways(graph: Graph, each: Array, given: Array) -> Array:
+    """(n, WAYS) the same, of several ways there each by itself: equally likely times, rising."""
+    part = _parts(graph, given)
+    until = np.full((graph.n, WAYS), np.nan)
+    points = (np.arange(WAYS) + 0.5) / WAYS
+    arrived = np.zeros((graph.n, WAYS))
+    for operators, edges in graph.reversed.levels:
+        if edges.size:
+            whose, at = np.unique(graph.target[edges], return_inverse=True)
+            arrived[whose] = _quantiles(at, part[edges], until[graph.source[edges]], points)
+        until[operators] = arrived[operators] + each[operators, None]
+    return until
+
+
+def _halves(times: Array, taken: Array, rows: Index, n: int) -> Array:
+    """(n,) what half of the tuples of each query are not above. times: (m, WAYS) of operators in
+    rows; NaN where one is not known.
+    """
+    found = np.full(n, np.nan)
+    known = np.isfinite(times).all(axis=1)
+    if not known.any():
+        return found
+    whose, at = np.unique(rows[known], return_inverse=True)
+    weight = np.nan_to_num(taken[known])
+    weight = np.where(np.bincount(at, weight)[at] > 0, weight, 1.0)
+    found[whose] = _quantiles(at, weight, times[known], np.array([0.5]))[:, 0]
+    return found
+
+
+def _quantiles(at: Index, weight: Array, times: Array, points: Array) -> Array:
+    """(groups, points) quantiles of times (m, k) by their weights (m,), of each group; at: (m,) the
+    group, of which each has some weight.
+    """
+    with np.errstate(all="ignore"):
+        weight = weight / np.bincount(at, weight)[at] / times.shape[1]
+    group, values = np.repeat(at, times.shape[1]), times.ravel()
+    order = np.lexsort((values, group))
+    place = np.cumsum(np.repeat(weight, times.shape[1])[order])  # each group ends at a whole number
+    wanted = np.arange(at.max() + 1)[:, None] + points
+    which = np.minimum(np.searchsorted(place, wanted.ravel()), len(order) - 1)
+    found: Array = values[order][which].reshape(wanted.shape)
+    return found
+
+
+def _parts(graph: Graph, given: Array) -> Array:
+    """(m,) of the tuples that come to an edge's target, the part that comes by the edge."""
+    flow = graph.share * np.nan_to_num(given)[graph.source]
+    total = np.bincount(graph.target, flow, graph.n)
+    ways = np.bincount(graph.target, minlength=graph.n)
+    with np.errstate(all="ignore"):
+        return np.where(total[graph.target] > 0, flow / total[graph.target], 1 / ways[graph.target])
 
 
 @dataclass(frozen=True, eq=False)

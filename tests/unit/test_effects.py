@@ -18,6 +18,7 @@ from sched_ctl.adapt.effect import (
     effects,
     seen,
 )
+from sched_ctl.adapt.race import MEDIAN, Figures, compare
 from sched_ctl.model.topology import Latencies, Snapshot, Topology
 
 NAN = math.nan
@@ -72,6 +73,56 @@ def test_of_several_ways_the_mean_by_the_tuples_that_take_them() -> None:
     [effect] = effects(steady(topology, [40, 30, 10], [0, 6, 10]))
     assert effect.time_s == pytest.approx((30 * 0.2 + 10 * 1.0) / 40)
     assert effect.tuples_out == 40
+
+
+def test_half_of_the_tuples_may_take_a_way_on_which_nothing_waits() -> None:
+    """A fork, joined again: b (30/s, 0.01 s) and c (10/s, 4 s), and 0.005 s for both in d."""
+    topology = plan({"q": "abcd"}, [(0, 1), (0, 2), (1, 3), (2, 3)])
+    span = steady(topology, [40, 30, 10, 40], [0, 0.3, 40, 0.2])
+    [effect] = effects(span)
+    assert effect.time_s == pytest.approx((30 * 0.01 + 10 * 4) / 40 + 0.005)
+    assert effect.p50_s == pytest.approx(0.015)
+    [alike] = effects(steady(topology, [40, 30, 10, 40], [0, 12, 4, 0.2]))
+    assert alike.p50_s == pytest.approx(alike.time_s) == pytest.approx(0.405)
+    [other] = effects(steady(topology, [40, 10, 30, 40], [0, 0.1, 120, 0.2]))
+    assert other.p50_s == pytest.approx(4.005)
+
+
+def test_a_lower_mean_for_which_half_of_the_tuples_pay_is_told_apart() -> None:
+    """The system's own lets c have the whole backlog; the longest queue first makes all wait."""
+    topology = plan({"q": "abcd"}, [(0, 1), (0, 2), (1, 3), (2, 3)])
+    rates = [40.0, 30, 10, 40]
+    own, longest = (
+        Figures(effects(steady(topology, rates, queues)))
+        for queues in ([0.0, 0.3, 40, 0.2], [0.0, 12, 4, 0.2])
+    )
+    score = compare(longest, own)
+    assert score.time < 0 < MEDIAN < score.median
+
+
+def test_the_half_counts_ends_by_their_tuples_and_queries_by_themselves() -> None:
+    """q: a fork to b and c, both of them ends; r: a chain; s: on a cycle, of which none is told."""
+    edges = [(0, 1), (0, 2), (3, 4), (5, 6), (6, 5), (6, 7)]
+    topology = plan({"q": "abc", "r": "ab", "s": "abc"}, edges)
+    rates = [40.0, 30, 10, 20, 20, 5, 5, 5]
+    found = effects(steady(topology, rates, [0, 6, 10, 0, 2, 0, 3, 4]))
+    assert [e.p50_s for e in found[:2]] == pytest.approx([0.2, 0.1])
+    assert math.isnan(found[2].time_s) and math.isnan(found[2].p50_s)
+    quiet = effects(steady(topology, [0.0] * 8, [0, 6, 10, 0, 0, 0, 0, 0]))
+    assert quiet[0].p50_s == 10 and quiet[1].p50_s == 0
+
+
+def test_a_reported_mean_has_the_half_by_queues_and_wake_ups_have_none() -> None:
+    topology = plan({"q": "abc"}, [(0, 1), (0, 2)])
+    span = steady(topology, [40, 30, 10], [0, 6, 10], latency=[0.4, 0, 0])
+    [effect] = effects(span)
+    assert effect.source == REPORTED and effect.p50_s == pytest.approx(0.2)
+    guessed = replace(topology, guessed=True)
+    awake = steady(
+        guessed, [40, 30, 10], [0, 6, 10], run_delay=[0.1, 0.2, 0.3], thread_cpu_time=[0.1] * 3
+    )
+    [effect] = effects(awake)
+    assert effect.source == AWAKE and math.isnan(effect.p50_s)
 
 
 def test_queries_are_told_apart() -> None:
