@@ -241,7 +241,7 @@ def check_an_engine_in_a_cgroup_has_its_weight() -> None:
     root = Path("/sys/fs/cgroup")
     (root / "cgroup.subtree_control").write_text("+cpu")
     folders = {root / "engine": "100", root / "neighbour": "200"}
-    with busy(4) as pids, Scheduler(full=True, cgroups=True) as scheduler:
+    with Scheduler(full=True, cgroups=True) as scheduler, busy(4) as pids:
         above_all()
         for (folder, weight), members in zip(folders.items(), (pids[:3], pids[3:]), strict=True):
             folder.mkdir()
@@ -290,7 +290,7 @@ def check_a_limited_cgroup_has_its_quota_on_an_idle_cpu() -> None:
     folder.mkdir()
     (folder / "cpu.max").write_text("20000 100000")
     try:
-        with busy(1) as pids, Scheduler(full=True, cgroups=True) as scheduler:
+        with Scheduler(full=True, cgroups=True) as scheduler, busy(1) as pids:
             (folder / "cgroup.procs").write_text(str(pids[0]))
             scheduler.attach()
             (share,) = shares(pids, 10)
