@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ SOON_S = 10.0 * SLOWER
 FOLDER = Path("/run/flink")
 FAILS = Path("/tmp/fails")
 OUT = Path("/tmp/out.txt")
+SIDE = Path("/tmp/side.txt")
 LOG = Path("/tmp/load.log")
 RUN_DIR = Path("/run/sched-ctl")
 PROGRAM = [sys.executable, "-c", "from sched_ctl.cli import main; main()"]
@@ -66,34 +66,34 @@ def main() -> None:
         done = records()
         patiently(lambda: records() > done + 20, 10, "progress afterwards")
         say("everything is as it was")
-        theirs = catches_up(cluster, "the kernel's own")
+        theirs = catches_up(pid, "the kernel's own")
         assert all(ours[stop] <= MOST * theirs[stop] for stop in theirs), (ours, theirs)
 
 
-def catches_up(
-    cluster: Cluster, by: str, ready: Callable[[], object] = lambda: True
-) -> dict[str, float]:
-    """How long a query needs after each stop, for a second that it was behind."""
-    (pid,) = (process.pid for process in cluster.task_managers)
-    out = Path(f"/tmp/side-{by}.txt")
-    side = {**stops.SIDE, "out": out, "fail": FAILS, "start": time.monotonic_ns()}
-    jobs = [cluster.submit(name="side", **side)]
-    patiently(lambda: stops.keeps_up(out), 30, "a query that keeps up alone")
-    jobs.append(cluster.submit(name="bulk", **stops.BULK))
-    patiently(ready, 30, "an order of all queries")
-    patiently(lambda: stops.keeps_up(out), 30, "a query that keeps up beside another")
-    checkpoints = f"/jobs/{jobs[0]}/checkpoints"
+def submit_both(cluster: Cluster) -> None:
+    """A query, and beside it one that takes all it gets."""
+    side = {**stops.SIDE, "out": SIDE, "fail": FAILS, "start": time.monotonic_ns()}
+    job = cluster.submit(name="side", **side)
+    patiently(lambda: stops.keeps_up(SIDE), 30, "a query that keeps up alone")
+    say("a query keeps up alone")
+    cluster.submit(name="bulk", **stops.BULK)
+    say("another one runs")
+    checkpoints = f"/jobs/{job}/checkpoints"
     patiently(lambda: cluster.call("GET", checkpoints)["counts"]["completed"], 30, "a checkpoint")
+
+
+def catches_up(pid: int, by: str) -> dict[str, float]:
+    """How long that query needs after each stop, for a second that it was behind."""
+    patiently(lambda: stops.keeps_up(SIDE), 30, "a query that keeps up beside another")
+    say(f"{by}: a query keeps up beside another")
     found = {}
     for name, stop in (
         ("a restart from a checkpoint", lambda: stops.restart(FAILS)),
         ("a collector's pauses", lambda: stops.collect(pid)),
     ):
-        behind_s, took_s = stops.behind_for_s(out, stop)
+        behind_s, took_s = stops.behind_for_s(SIDE, stop)
         found[name] = took_s / behind_s
         say(f"{by}, {name}: {behind_s:.2f} s behind, caught up in {took_s:.2f} s")
-    for job in jobs:
-        cluster.cancel(job)
     return found
 
 
@@ -141,7 +141,9 @@ def schedule(cluster: Cluster, pid: int, before: State) -> dict[str, float]:
             rows = request(RUN_DIR, "dispatch", timeout_s=SOON_S).get("threads", [])
             return len(rows) == OF_ALL and all(row["runs"] for row in rows)
 
-        needed = catches_up(cluster, "ours", all_ours)
+        submit_both(cluster)
+        patiently(all_ours, 30, "an order of all queries")
+        needed = catches_up(pid, "ours")
 
         load.send_signal(signal.SIGINT)
         assert load.wait(SOON_S) == 0
