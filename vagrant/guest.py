@@ -76,6 +76,9 @@ VIRTIOFSD = ("/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd")  # Debian 12, 
 # QEMU 7.2's emulation of AVX2 was seen to fault in numpy's sorting (a gather), in a guest that was
 # traced. So numpy leaves out what its wheels have beyond x86-64-v2 (names of numpy 2.4).
 NUMPY_WITHOUT = "X86_V3 X86_V4 AVX512_ICL AVX512_SPR"
+# A script follows whose mounts are its own and end with it.
+PRIVATE = ("unshare", "--mount", "--propagation=private", "sh", "-euc")
+HUGE = "huge=always"
 HERE = Path(__file__).resolve().parent
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -192,8 +195,9 @@ class Guest:
         # both directions, so that it never reports an end of file.
         os.mkfifo(self.folder / "result")
         self._result = os.open(self.folder / "result", os.O_RDWR | os.O_NONBLOCK)
+        wrapper, memory = _memory(self.folder, options)
         self._qemu = self._spawn(
-            _qemu_command(self.folder, kernel, architecture, options),
+            [*wrapper, *_qemu_command(self.folder, kernel, architecture, options, memory)],
             "qemu.log",
             subprocess.PIPE,
             options.nice,
@@ -429,7 +433,7 @@ def _foreign(folder: Path, architecture: str, options: Options) -> list[str]:
         if path not in writable:
             lines.append(f"mount -o remount,bind,ro {target}")
     lines.append('exec "$@"')
-    return ["unshare", "--mount", "--propagation=private", "sh", "-euc", "\n".join(lines), "sh"]
+    return [*PRIVATE, "\n".join(lines), "sh"]
 
 
 def _virtiofsd_command(socket: Path, root: Path) -> list[str]:
@@ -455,7 +459,41 @@ MACHINE = {
 }
 
 
-def _qemu_command(folder: Path, kernel: Path, architecture: str, options: Options) -> list[str]:
+def _memory(folder: Path, options: Options) -> tuple[list[str], str]:
+    """Words before the emulator's, and the backend of the guest's memory, which is shared.
+
+    In huge pages where the machine has them, as an emulator goes all over that memory. Files in
+    memory have them only where a mount says so; it is the emulator's own and ends with it.
+    Documentation/admin-guide/mm/transhuge.rst
+    """
+    if not _has_huge_files():
+        return [], f"memory-backend-memfd,size={options.memory}"
+    place = folder / "memory"
+    place.mkdir()
+    # 0: no limit; QEMU has its own.
+    mount = f"mount -t tmpfs -o {HUGE},size=0 tmpfs {shlex.quote(str(place))}"
+    backend = f"memory-backend-file,size={options.memory},mem-path={place},align=2M"
+    return [*PRIVATE, f'{mount} && exec "$@"', "sh"], backend
+
+
+@functools.cache
+def _has_huge_files() -> bool:
+    """Tried with a mount of its own, over a folder that is always there."""
+    try:
+        done = subprocess.run(
+            [*PRIVATE, f"mount -t tmpfs -o {HUGE} tmpfs /proc"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+        )
+    except OSError:
+        return False
+    return done.returncode == 0
+
+
+def _qemu_command(
+    folder: Path, kernel: Path, architecture: str, options: Options, memory: str
+) -> list[str]:
     if options.cpus < 1:
         raise GuestError(f"a guest has at least one CPU, not {options.cpus}")
     program = qemu.installed(architecture) if options.cpus == 1 else None
@@ -487,7 +525,7 @@ def _qemu_command(folder: Path, kernel: Path, architecture: str, options: Option
         *("-nodefaults", "-no-user-config", "-machine", machine),
         *accelerator,
         *("-smp", f"{options.cpus},sockets={options.sockets}", "-m", options.memory),
-        *("-object", f"memory-backend-memfd,id=mem,size={options.memory},share=on"),
+        *("-object", f"{memory},id=mem,share=on"),
         *("-numa", "node,memdev=mem"),
         *("-chardev", f"socket,id=root,path={folder}/virtiofs"),
         *("-device", "vhost-user-fs-pci,chardev=root,tag=rootfs"),

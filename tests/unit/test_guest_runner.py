@@ -470,6 +470,28 @@ def test_the_session_of_a_guest_is_as_nice_as_who_starts_it() -> None:
     assert group.split()[-1] == str(own)
 
 
+@pytest.mark.skipif(not guest._has_huge_files(), reason="needs mounts with huge pages")
+def test_a_guest_s_memory_is_in_huge_pages_of_its_own(tmp_path: Path) -> None:
+    wrapper, backend = guest._memory(tmp_path, guest.Options(memory="512M"))
+    place = tmp_path / "memory"
+    assert {"size=512M", f"mem-path={place}"} < set(backend.split(","))
+    done = subprocess.run(
+        [*wrapper, "cat", "/proc/self/mounts"], capture_output=True, text=True, check=True
+    )
+    [mount] = [line.split() for line in done.stdout.splitlines() if line.split()[1] == str(place)]
+    assert mount[2] == "tmpfs" and "huge=always" in mount[3].split(",")
+    assert str(place) not in Path("/proc/self/mounts").read_text()
+
+
+@pytest.mark.parametrize("private", [("false",), ("no-such-program",)])
+def test_without_such_pages_a_guest_s_memory_is_as_the_machine_has_it(
+    private: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guest, "PRIVATE", private)
+    monkeypatch.setattr(guest, "_has_huge_files", guest._has_huge_files.__wrapped__)
+    assert guest._memory(tmp_path, guest.Options()) == ([], "memory-backend-memfd,size=1G")
+
+
 def test_a_guest_of_another_machine_without_a_root_is_skipped_by_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
