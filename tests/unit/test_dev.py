@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 DEV = Path(__file__).parents[2] / "dev"
@@ -56,3 +57,18 @@ def test_a_venv_that_was_cut_short_is_made_anew(tmp_path: Path) -> None:
     for _ in range(2):
         call(tmp_path, "pip_install ''")
     assert (tmp_path / "made").read_text() == "-m venv --clear .venv\npip\n"
+
+
+def test_what_guests_load_is_compiled(tmp_path: Path) -> None:
+    """Not what hardly anybody loads; a file that is no Python is no reason to stop."""
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    (tmp_path / ".venv" / "bin" / "pip").write_text("#!/bin/sh\n")
+    (tmp_path / ".venv" / "bin" / "pip").chmod(0o755)
+    there = tmp_path / ".venv" / "lib" / "python3.11" / "site-packages"
+    for name in ("msgspec/a.py", "numpy/core/tests/b.py", "pandas/c.py", "broken/d.py"):
+        (there / name).parent.mkdir(parents=True)
+        (there / name).write_text("def" if name.startswith("broken") else "")
+    call(tmp_path, "set -e; pip_install ''")
+    assert [path.parts[-3] for path in there.rglob("*.pyc")] == ["msgspec"]
+    assert (tmp_path / ".venv" / "installed-").exists()
