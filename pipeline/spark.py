@@ -35,6 +35,9 @@ DEFAULTS = {
     "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "100000",
     "spark.sql.legacy.castComplexTypesToString.enabled": "false",
+    # Else each call of an expression looks for IPython, and asks Java four things, for an error's
+    # line in our code.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
 }
 # The JVM's better compiler is for what runs long: a command would pay for code of which most is
 # soon done with. Ten times HotSpot's own thresholds; other JVMs, and later ones, may not have them.
