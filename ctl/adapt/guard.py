@@ -16,13 +16,13 @@ no few of them tell of harm by less, while their sum does within the hour.
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from sched_ctl.adapt.effect import AWAKE, PATIENCE_S, Effect, Span, all_effects, few, seen
-from sched_ctl.adapt.race import ALPHA, MEDIAN, Figures, Objective, compare, is_worse
+from sched_ctl.adapt.effect import PATIENCE_S, Effect, Span, all_effects, few, seen
+from sched_ctl.adapt.race import ALPHA, MEDIAN, Figures, Objective, compared, is_worse
 from sched_ctl.metrics.window import Window
 
-__all__ = ["Guard", "by_output", "staked", "worse"]
+__all__ = ["Guard", "staked", "worse"]
 
 MARGIN = 0.05  # that much worse is not worth a step back
 LASTS = (8, 16, 32)  # comparisons that count: so many of the last ones, each number by itself
@@ -87,42 +87,6 @@ def _spread(logs: Sequence[float]) -> float:
     middle = statistics.median(logs) if logs else 0.0
     apart = [TO_NORMAL * abs(one - middle) for one in logs]
     return max(statistics.median([*apart, UNKNOWN, UNKNOWN]), LEAST)
-
-
-def by_output(pieces: Sequence[Figures]) -> list[Figures]:
-    """With what left in place of what was taken in, of queries with tuples older than each piece.
-
-    Past saturation each order takes in what it can, and one that lets tuples in first has them wait
-    inside. What is in the system for longer than a phase tells nothing of that phase: only what
-    leaves does. It is told in tuples taken in, of which all pieces say how many come to one that
-    leaves: queries are added up, and an aggregation gives few. Of others what is taken in tells
-    more, as windows give much at a time. Threads that are guessed from wake-ups tell of no tuples.
-    """
-    told = [{effect.key: effect for effect in piece.effects} for piece in pieces]
-    given = {
-        key
-        for key in set(told[0]).intersection(*told[1:])
-        if all(one[key].tuples_out > 0 and one[key].time_s > one[key].seconds for one in told)
-        and len({one[key].source for one in told}) == 1
-        and told[0][key].source != AWAKE
-        and sum(one[key].tuples_in for one in told) > 0
-    }
-    per_out = {
-        key: sum(one[key].tuples_in for one in told) / sum(one[key].tuples_out for one in told)
-        for key in given
-    }
-    return [
-        replace(
-            piece,
-            effects=tuple(
-                replace(effect, tuples_in=effect.tuples_out * per_out[effect.key])
-                if effect.key in given
-                else effect
-                for effect in piece.effects
-            ),
-        )
-        for piece in pieces
-    ]
 
 
 @dataclass
@@ -247,8 +211,8 @@ class Guard:
         """A piece of ours, one of the system's own and one of ours again."""
         if len(self._kept) < 3:
             return None
-        before, system, after = by_output(self._kept[-3:])
-        scores = [compare(ours, system, self.objective) for ours in (before, after)]
+        before, system, after = self._kept[-3:]
+        scores = compared([before, after], [system], self.objective)
         throughput = self.counts("throughput", [math.exp(-score.lost) for score in scores])
         wait = self.counts("wait", [math.exp(score.time) for score in scores])
         median = self.counts("median", [math.exp(score.median) for score in scores])

@@ -12,15 +12,16 @@ for nobody:
 Each half-round gives, for each arm, the logarithms of its ratios to the system's own (`Score`).
 
 *Judgement.* After each round an arm is out when it is worse than the best or the system's own
-beyond its own spread, or loses throughput; or, unless one figure alone is the objective, the median
-or p99. It has won when it is the best, and better than the system's own beyond its spread; the one
-that was expected to win a round sooner than others. Both by Student's t on the half-rounds. A
-mistake has two prices. Who stays by mistake stays for long, and looks are many: the i-th may err
-with `ALPHA / (arms * i * (i + 1))` alone, so that all looks at all arms together err with `ALPHA`
-at most (Bonferroni over arms, a spending that adds up to 1 over looks; Lan and DeMets 1983). Who is
-out by mistake takes part in the next race, while one that is worse costs each phase it gets: `OUT`
-at each look. When nothing is told apart within `MOST_ROUNDS`, the system's own stays; if the best
-seems to be better by then (`HOPE`), within twice as many.
+beyond its own spread, or loses throughput (past saturation: of what leaves, see `by_output`); or,
+unless one figure alone is the objective, the median or p99. It has won when it is the best, and
+better than the system's own beyond its spread; the one that was expected to win a round sooner than
+others. Both by Student's t on the half-rounds. A mistake has two prices. Who stays by mistake stays
+for long, and looks are many: the i-th may err with `ALPHA / (arms * i * (i + 1))` alone, so that
+all looks at all arms together err with `ALPHA` at most (Bonferroni over arms, a spending that adds
+up to 1 over looks; Lan and DeMets 1983). Who is out by mistake takes part in the next race, while
+one that is worse costs each phase it gets: `OUT` at each look. When nothing is told apart within
+`MOST_ROUNDS`, the system's own stays; if the best seems to be better by then (`HOPE`), within twice
+as many.
 
 *Harm.* While arms are tried a phase with three times the time in the system of the system's own, in
 the same stretch of time, is ended at once and costs a strike; the next phase is the system's own
@@ -47,7 +48,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from sched_ctl.adapt.effect import Effect
+from sched_ctl.adapt.effect import AWAKE, Effect
 
 __all__ = [
     "ALPHA",
@@ -58,7 +59,9 @@ __all__ = [
     "Objective",
     "Race",
     "Score",
+    "by_output",
     "compare",
+    "compared",
     "harms",
     "is_sure",
     "is_worse",
@@ -264,6 +267,51 @@ def compare(ours: Figures, theirs: Figures, objective: Objective = "all") -> Sco
     )
 
 
+def compared(
+    ours: Sequence[Figures], theirs: Sequence[Figures], objective: Objective = "all"
+) -> list[Score]:
+    """Each of ours beside each of theirs, all of one stretch of time; throughput `by_output`."""
+    pieces = by_output([*ours, *theirs])
+    count = len(ours)
+    return [compare(mine, other, objective) for mine in pieces[:count] for other in pieces[count:]]
+
+
+def by_output(pieces: Sequence[Figures]) -> list[Figures]:
+    """With what left in place of what was taken in, of queries with tuples older than each piece.
+
+    Past saturation each order takes in what it can, and one that lets tuples in first has them wait
+    inside. What is in the system for longer than a phase tells nothing of that phase: only what
+    leaves does. It is told in tuples taken in, of which all pieces say how many come to one that
+    leaves: queries are added up, and an aggregation gives few. Of others what is taken in tells
+    more, as windows give much at a time. Threads that are guessed from wake-ups tell of no tuples.
+    """
+    told = [{effect.key: effect for effect in piece.effects} for piece in pieces]
+    given = {
+        key
+        for key in set(told[0]).intersection(*told[1:])
+        if all(one[key].tuples_out > 0 and one[key].time_s > one[key].seconds for one in told)
+        and len({one[key].source for one in told}) == 1
+        and told[0][key].source != AWAKE
+        and sum(one[key].tuples_in for one in told) > 0
+    }
+    per_out = {
+        key: sum(one[key].tuples_in for one in told) / sum(one[key].tuples_out for one in told)
+        for key in given
+    }
+    return [
+        replace(
+            piece,
+            effects=tuple(
+                replace(effect, tuples_in=effect.tuples_out * per_out[effect.key])
+                if effect.key in given
+                else effect
+                for effect in piece.effects
+            ),
+        )
+        for piece in pieces
+    ]
+
+
 def _time(
     pairs: Sequence[tuple[Effect, Effect]],
     stopped: Sequence[tuple[Effect, Effect]],
@@ -349,7 +397,7 @@ def _reckoned(race: Race) -> Race:
     arms = list(race.arms)
     for turn, figures in race.seen:
         if turn and own:
-            beside = [compare(figures, other, race.objective) for other in own]
+            beside = compared([figures], own, race.objective)
             score = _means(list(zip(*beside, strict=True)))
             arms[turn] = replace(arms[turn], scores={**arms[turn].scores, race.half: score})
     arms = [replace(arm, ratio=arm.time if math.isfinite(arm.time) else arm.ratio) for arm in arms]
@@ -529,13 +577,16 @@ def _watch(race: Race, figures: Figures) -> Race:
 
 def _checked(race: Race, after: Figures) -> Race:
     """One comparison more of the winner with the system's own."""
-    assert race.own is not None
+    own = race.own
+    assert own is not None
     around = [figures for figures in (race.before, after) if figures is not None]
-    beside = [compare(figures, race.own, race.objective) for figures in around]
+    beside = compared(around, [own], race.objective)
     score = _means(list(zip(*beside, strict=True)))
     called = race.before is None  # for by a phase that seemed to do harm
     race = replace(race, checks=(*race.checks, score), before=None, own=None)
-    if score.time > DOUBT or score.lost > 2 * LOST:
+    # Of what leaves one phase gives much more than another by chance: it tells by all checks alone.
+    taken = _mean(compare(figures, own, race.objective).lost for figures in around)
+    if score.time > DOUBT or taken > 2 * LOST:
         race = replace(race, check_in=SOON)
     elif called:  # in vain: the next one is the rare one again
         race = replace(race, os=Figures(), check_in=_pause(race.arms[race.kept].ratio))

@@ -173,6 +173,14 @@ def test_past_saturation_no_order_spoils_what_is_compared(seed: int) -> None:
     assert_never_below(told, 3)
 
 
+@pytest.mark.parametrize("seed", [903, 910])
+def test_an_arm_whose_tuples_never_leave_is_soon_out(seed: int) -> None:
+    """It takes in as much as the system's own; by that it was tried for eight minutes."""
+    bad = {"bad": backwards(seed)}
+    told = run(seed, steady(1.2), 300.0, arms=("bad",), orders=bad)
+    assert OS in told.kept and "bad" not in told.kept
+
+
 def guarded(seed: int, load: float, order: str) -> str | None:
     """What a guard finds within 20 minutes."""
     node = with_times(queries(seed, 1.0), 1200.0, seed, steady(load))

@@ -13,8 +13,8 @@ from plans import plan
 from sched_ctl.adapt import effect as effect_module
 from sched_ctl.adapt import guard as module
 from sched_ctl.adapt.effect import AWAKE, COUNTED, LITTLE, Effect, Span
-from sched_ctl.adapt.guard import Guard, by_output, staked, worse
-from sched_ctl.adapt.race import Figures, Objective, compare
+from sched_ctl.adapt.guard import Guard, staked, worse
+from sched_ctl.adapt.race import Figures, Objective, by_output, compare
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.graph import Array
 from sched_ctl.model.policy import Level

@@ -627,3 +627,29 @@ def test_an_arm_that_halves_throughput_is_soon_out_but_by_no_single_look() -> No
     world.run(80)
     assert world.race.kept == 2 and world.race.arms[1].out.startswith("throughput worse")
     assert world.turns[1:].count(1) == 4, "in two rounds"
+
+
+@pytest.mark.parametrize(("given", "kept"), [(0.9, 0), (1.0, 1)])
+def test_past_saturation_throughput_is_what_leaves(given: float, kept: int) -> None:
+    """Both take in alike, tuples are older than a phase, and those that leave are younger."""
+    random = np.random.default_rng(7)
+    race, phases = opened(["a"]), 0
+    while race.mode == "race" and phases < 100:
+        time_s, out = (40.0, given) if race.turn else (50.0, 1.0)
+        noise = np.exp(random.normal(0, 0.02, 2))
+        one = effect("q", time_s * noise[0], tuples_out=0.01 * out * noise[1])
+        race, phases = step(race, figures(one)), phases + 1
+    assert (race.mode, race.kept) == ("kept", kept)
+    assert kept or race.arms[1].out.startswith("throughput worse")
+
+
+def test_afterwards_what_leaves_counts_too() -> None:
+    """The winner's phases take in as much as ever, and a tenth of it stays inside."""
+    race, given = opened(["a"]), 1.0
+    for _ in range(400):
+        time_s, out = (40.0, given) if race.turn else (50.0, 1.0)
+        race = step(race, figures(effect("q", time_s, tuples_out=out)))
+        if race.races and race.kept == 0:
+            break
+        given = 0.9 if race.races else 1.0
+    assert race.kept == 0 and "throughput 0.90" in race.why
