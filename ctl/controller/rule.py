@@ -21,6 +21,7 @@ from sched_ctl.engines.engine import Engine
 from sched_ctl.engines.owners import COMMON, scope
 from sched_ctl.engines.timers import Timer
 from sched_ctl.kernel.cpus import cpus_of
+from sched_ctl.metrics import feasibility
 from sched_ctl.metrics.averages import Averages
 from sched_ctl.metrics.averages import window as window_of
 from sched_ctl.metrics.catalogue import MissingMetric, Resolution, evaluate, resolve
@@ -270,7 +271,13 @@ class Rule:
     ) -> Policy:
         """The very policy that it was, if no other is asked for: one that takes long goes on."""
         same = (p for s, by, p in (*known, *self.made) if (s, by) == (section, backend))
-        policy = next(same, None) or make_policy(section, backend)
+        policy = next(same, None)
+        if policy is None:
+            policy = make_policy(section, backend)
+            # Whether targets can be met is told, and counts, whichever order a race tries or keeps.
+            if section.target and not policy.targets and self.instead.trial is not None:
+                wants = policy.wants | feasibility.WANTS
+                policy = replace(policy, targets=section.target, wants=wants)
         self.made.append((section, backend, policy))
         return policy
 

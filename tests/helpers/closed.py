@@ -15,8 +15,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sched_ctl.config.settings import Section
+from sched_ctl.controller.rule import make_policy
+from sched_ctl.metrics import feasibility
+from sched_ctl.metrics.catalogue import evaluate, resolve
+from sched_ctl.metrics.feasibility import Judgement
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.graph import Array
+from sched_ctl.model.policy import OperatorFrame
 from sched_ctl.model.targets import Target
 from sched_ctl.model.topology import Latencies, Snapshot, Topology
 from sched_ctl.plugins import registry
@@ -27,6 +33,7 @@ from sched_ctl.sim.run import _nice_weights, _values, _Watch
 from sched_ctl.workloads.workload import OperatorSpec, QuerySpec, SourceSpec, Stream, Workload
 
 OS = "os"
+WINDOW_S = 5  # over which rates and costs are means, where the policy goes by targets
 LOOKS = 20  # a second, at who waits
 EACH, MOST = 8, 400  # buckets of the simulator that the engine tells as one, so many in all
 LOW_S = np.array([2.0 ** (at // 8 - 34) * (1 + at % 8 / 8) for at in range(MOST)])
@@ -84,7 +91,8 @@ def with_times(node: Node, duration_s: float, seed: int, load: Load) -> Node:
 class Loop:
     """What is run. orders: (n,) weights by name, besides the policies, whose `options` may be
     given. noise: of what the engine tells, in the logarithm, for as long as `noisy_s`. restart_s:
-    when the engine starts again.
+    when the engine starts again. mute_s: from when on it tells no latencies. targets: those of
+    `deadline`.
     """
 
     node: Node
@@ -98,6 +106,8 @@ class Loop:
     late_s: float = 0.0
     lag_s: float = 0.0
     restart_s: float = -1.0
+    mute_s: float = math.inf
+    targets: tuple[Target, ...] = ()
     now_s: float = 0.0
     topology: Topology = field(init=False)
     counts: list[Counts] = field(default_factory=list)
@@ -115,6 +125,8 @@ class Loop:
         self._factor = np.ones(len(self.topology.queries))
         self._told_s = np.zeros(len(self.topology.queries))
         self._told: deque[Snapshot] = deque()
+        self._known: deque[Snapshot] = deque(maxlen=WINDOW_S + 1)
+        self.stood: Mapping[feasibility.Query, Judgement] = {}
         self._waiting: deque[tuple[float, Array]] = deque()
         self._memory: dict[str, Mapping[tuple[str, str], float]] = {}
         self._now = self._columns()
@@ -149,32 +161,61 @@ class Loop:
         self._told.append(self._snapshot())
         while len(self._told) > 1 and self._told[1].time_s <= self.now_s - self.lag_s:
             self._told.popleft()
+        self._known.append(self._told[0])
         return Window(self._told[0])
 
     def weights(self, name: str) -> Array:
         """(n,) 1024 = nice 0, by the queues of now."""
         queues = self._watch.look(self._machine)
+        by_targets = self._by_targets(queues) if self.targets else None  # it judges them anyway
         if name == OS:
             return np.full(self.node.n, 1024.0)
         if name in self.orders:
             return self.orders[name]
+        if name == "deadline" and by_targets is not None:
+            return by_targets
         policy = registry.policy(name, dict(self.options.get(name, {})))
         use, busy = (self._now[c] - self._before[c] for c in ("cpu", "occupied"))
         frame = self._watch.node.frame(policy, self.now_s, queues)
         told = {"cpu_use": use, "utilisation": np.minimum(busy, 1.0)}
         frame = replace(frame, columns={**frame.columns, **told}, memory=self._memory)
-        if policy.options.get("targets"):
-            form = self._watch.form(policy, self.now_s, queues)
-        else:
-            form = policy.urgency(frame)
+        form = policy.urgency(frame)
         self._memory = {k: remember(frame, self.now_s) for k, remember in policy.remembers.items()}
         return _nice_weights(self._watch, policy, form, self._setting, queues)
+
+    def _by_targets(self, queues: tuple[Array, Array]) -> Array:
+        """What the controller makes of targets, by what the engine told: rates and costs too."""
+        policy = make_policy(Section(policy="auto", target=self.targets), "nice")
+        if not self._known or self._known[-1].topology is not self.topology:
+            return np.full(self.node.n, 1024.0)
+        now, then = self._known[-1], self._known[0]
+        size, age = queues
+        now = replace(now, columns={**now.columns, "queue_size": size, "head_age": age})
+        window = Window(now, then if then is not self._known[-1] else None)
+        resolution = resolve(
+            policy.needs, now.columns, policy="auto", engine="sim", wants=policy.wants
+        )
+        engines = (self.topology.engine,)
+        operators, graph = self.topology.operators, self.topology.graph
+        frame = OperatorFrame(operators, graph, evaluate(resolution, window), engines=engines)
+        self.stood = feasibility.judge(frame, engines, self.targets, 1.0, self.stood)
+        told = feasibility.tell(frame, engines, self.stood)
+        form = policy.urgency(replace(frame, columns={**frame.columns, **told}))
+        return _nice_weights(self._watch, policy, form, self._setting, queues)
+
+    def within(self, query: str, latency_s: float, since: int = 0, until: int = -1) -> float:
+        """Share of the tuples of a query that left between these seconds within the latency."""
+        row = self.topology.queries.index(query)
+        counts = (self.counts[until].buckets - self.counts[since].buckets)[row]
+        counts = counts[: MOST * EACH].reshape(-1, EACH).sum(axis=1)[:MOST]
+        return float(counts[latency_s > LOW_S].sum() / counts.sum())
 
     def _restart(self) -> None:
         """What the engine counted begins anew, and it is another topology."""
         self.topology, self._since = replace(self.topology), self.counts[-1]
         self._since_columns, self._told_s = self._now, np.zeros(len(self._told_s))
         self._told.clear()
+        self._known.clear()
 
     def _columns(self) -> dict[str, Array]:
         table = self._machine.arrays["results"]
@@ -219,11 +260,12 @@ class Loop:
             },
             "queue_size": self._machine.observe()[0],
         }
+        latencies = Latencies(first, now.left - self._since.left, self._told_s, LOW_S, counts)
         return Snapshot(
             self.topology,
             self.now_s,
             MappingProxyType(columns),
-            latencies=Latencies(first, now.left - self._since.left, self._told_s, LOW_S, counts),
+            latencies=latencies if self.now_s < self.mute_s else None,
         )
 
 
