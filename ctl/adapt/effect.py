@@ -12,9 +12,9 @@ first,
   up along the way from ingress to egress. What waits before a source that tells no queue is not in
   it, and neither is the time that an operator works on a tuple.
 
-The last one knows a median, too: of the ways through a query, each with its mean. Where one branch
-has all that waits, half of all tuples may wait for nothing. It stands beside a reported mean as
-well.
+The last one knows a median, too: of tuples that come at each sample and take each way through the
+query, and meet the queues of that sample. Where one branch or moment has all that waits, half of
+all tuples may wait for nothing. It stands beside a reported mean as well.
 
 Each effect names its source, because two sources cannot be compared with each other. An engine that
 stops telling latencies is judged by the next source from then on. A clock that goes back, or jumps
@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from sched_ctl.metrics.catalogue import in_flight
 from sched_ctl.metrics.window import LARGEST, Window, divide
-from sched_ctl.model.graph import Array, Graph, Index
+from sched_ctl.model.graph import Array, Graph, Index, distinct
 from sched_ctl.model.topology import Snapshot
 
 __all__ = [
@@ -57,7 +57,9 @@ LONGEST_GAP_S = 30.0  # between two snapshots; more is silence, or a long period
 LONGEST_S = 1e9  # in the system, thirty years; who tells more does not know it
 FEWEST_SAMPLES = 3  # that tell of anything
 PATIENCE_S = 120.0  # that a phase lasts longer for an engine which tells nothing new
-WAYS = 16  # equally likely times that stand for those on all ways to an operator
+FOLLOWED = 61  # tuples that stand for all of a query, a prime
+ORDERS = np.array([16, 17, 19, 22, 23, 25, 27])  # in which they take ways: neighbours far apart
+MOST_LENGTHS = 32  # samples of each queue that are kept; beyond, every other one goes
 MOST_SAMPLES = 1024  # of queues that are kept; beyond, every other one goes
 
 
@@ -109,7 +111,8 @@ class Span:
     waiting: (n,) integral of the queues' lengths over the time in which they were told, known_s,
     tuple-seconds. queues: of each sample (q,) tuples in all queues of a query, NaN if one that was
     told before is not. latency: of each, (q,) the mean that the engine reports, s. stride: one
-    sample of so many is kept. gap_s: from the snapshot before `now` to it.
+    sample of so many is kept. lengths: (n,) tuples in each queue, NaN if it is not told, of one
+    sample of `apart`. gap_s: from the snapshot before `now` to it.
     """
 
     first: Snapshot
@@ -120,6 +123,8 @@ class Span:
     latency: tuple[Array, ...] = ()
     samples: int = 0
     stride: int = 1
+    lengths: tuple[Array, ...] = ()
+    apart: int = 1
     gap_s: float = 0.0
 
     @property
@@ -150,6 +155,14 @@ def seen(span: Span | None, snapshot: Snapshot) -> Span:
     span = replace(
         span, now=snapshot, gap_s=gap_s, waiting=waiting, known_s=known_s, samples=samples
     )
+    if span.samples % span.apart == 0:
+        lengths = (*span.lengths, queue)
+        crowded = len(lengths) > MOST_LENGTHS
+        span = replace(
+            span,
+            lengths=lengths[1::2] if crowded else lengths,
+            apart=span.apart * (2 if crowded else 1),
+        )
     if span.samples % span.stride:
         return span
     rows, n = snapshot.topology.query_rows, len(snapshot.topology.queries)
@@ -244,21 +257,23 @@ def _little(span: Span, taken: Array, rows: Index, n: int) -> tuple[Array, Array
     """
     graph, seconds = span.now.topology.graph, span.seconds
     mean = divide(span.waiting, span.known_s)
-    stuck = np.where((taken == 0) & (mean > 0), seconds, np.nan)
-    wait = np.where(taken > 0, divide(mean, taken), stuck)
-    wait = np.where(mean == 0, 0.0, wait)
+
+    def wait(queue: Array) -> Array:
+        stuck = np.where((taken == 0) & (queue > 0), seconds, np.nan)
+        waits = np.where(taken > 0, divide(queue, taken), stuck)
+        return np.where(queue == 0, 0.0, waits)
+
+    waits = wait(mean)
     rarely = (span.known_s > 0) & (2 * span.known_s < seconds)
-    known = (np.bincount(rows, np.isfinite(wait), n) > 0) & (np.bincount(rows, rarely, n) == 0)
-    wait = np.nan_to_num(wait)
+    known = (np.bincount(rows, np.isfinite(waits), n) > 0) & (np.bincount(rows, rarely, n) == 0)
     given = Window(span.now, span.first).rate("tuples_out")
-    ends = np.where(graph.egress, _along(graph, wait, given), np.nan)
+    ends = np.where(graph.egress, _along(graph, np.nan_to_num(waits), given), np.nan)
     mean_s = np.where(known, _means(rows, n, ends, taken), np.nan)
-    ways = np.bincount(graph.target, minlength=graph.n).max(initial=0)
-    if ways <= 1 and np.bincount(rows[graph.egress], minlength=n).max(initial=0) <= 1:
-        return mean_s, mean_s
-    half_s = _halves(
-        _ways(graph, wait, given)[graph.egress], taken[graph.egress], rows[graph.egress], n
-    )
+    met = [np.nan_to_num(wait(np.where(np.isfinite(one), one, mean))) for one in span.lengths]
+    if not met:
+        return mean_s, np.full(n, np.nan)
+    times = _followed(graph, np.array(met), given)[graph.egress]
+    half_s = _halves(times, taken[graph.egress], rows[graph.egress], n)
     return mean_s, np.where(np.isfinite(mean_s), half_s, np.nan)
 
 
@@ -285,47 +300,45 @@ def _along(graph: Graph, each: Array, given: Array) -> Array:
     return until
 
 
-def _ways(graph: Graph, each: Array, given: Array) -> Array:
-    """(n, WAYS) the same, of several ways there each by itself: equally likely times, rising."""
-    part = _parts(graph, given)
-    until = np.full((graph.n, WAYS), np.nan)
-    points = (np.arange(WAYS) + 0.5) / WAYS
-    arrived = np.zeros((graph.n, WAYS))
+def _followed(graph: Graph, each: Array, given: Array) -> Array:
+    """(n, FOLLOWED) the same, of single tuples: each comes at one sample, and of several ways takes
+    one. each: (samples, n).
+
+    Ways are taken in proportion, also by the tuples of one sample, and at each operator in another
+    order.
+    """
+    part, number = _parts(graph, given), np.arange(FOLLOWED)
+    meets = each[number * len(each) // FOLLOWED].T
+    until, arrived = np.full(meets.shape, np.nan), np.zeros(meets.shape)
     for operators, edges in graph.reversed.levels:
         if edges.size:
-            whose, at = np.unique(graph.target[edges], return_inverse=True)
-            arrived[whose] = _quantiles(at, part[edges], until[graph.source[edges]], points)
-        until[operators] = arrived[operators] + each[operators, None]
+            edges = edges[np.argsort(graph.target[edges], kind="stable")]
+            to = distinct(graph.target[edges])
+            place = (ORDERS[to % len(ORDERS), None] * number + to[:, None]) % FOLLOWED
+            drawn = np.arange(len(to))[:, None] + (place + 0.5) / FOLLOWED
+            by = np.searchsorted(np.cumsum(part[edges]), drawn)
+            source = graph.source[edges[np.minimum(by, len(edges) - 1)]]
+            arrived[to] = until[source, number]
+        until[operators] = arrived[operators] + meets[operators]
     return until
 
 
 def _halves(times: Array, taken: Array, rows: Index, n: int) -> Array:
-    """(n,) what half of the tuples of each query are not above. times: (m, WAYS) of operators in
-    rows; NaN where one is not known.
+    """(n,) what half of the tuples of each query are not above. times: (m, k) of operators in rows;
+    NaN where one is not known.
     """
     found = np.full(n, np.nan)
     known = np.isfinite(times).all(axis=1)
-    if not known.any():
-        return found
-    whose, at = np.unique(rows[known], return_inverse=True)
-    weight = np.nan_to_num(taken[known])
-    weight = np.where(np.bincount(at, weight)[at] > 0, weight, 1.0)
-    found[whose] = _quantiles(at, weight, times[known], np.array([0.5]))[:, 0]
-    return found
-
-
-def _quantiles(at: Index, weight: Array, times: Array, points: Array) -> Array:
-    """(groups, points) quantiles of times (m, k) by their weights (m,), of each group; at: (m,) the
-    group, of which each has some weight.
-    """
+    query, weight, times = rows[known], np.nan_to_num(taken[known]), times[known]
+    total = np.bincount(query, weight, n)
     with np.errstate(all="ignore"):
-        weight = weight / np.bincount(at, weight)[at] / times.shape[1]
-    group, values = np.repeat(at, times.shape[1]), times.ravel()
-    order = np.lexsort((values, group))
-    place = np.cumsum(np.repeat(weight, times.shape[1])[order])  # each group ends at a whole number
-    wanted = np.arange(at.max() + 1)[:, None] + points
-    which = np.minimum(np.searchsorted(place, wanted.ravel()), len(order) - 1)
-    found: Array = values[order][which].reshape(wanted.shape)
+        weight = np.where(total[query] > 0, weight / total[query], 1 / np.bincount(query)[query])
+    whose = np.repeat(query, times.shape[1])
+    order = np.lexsort((times.ravel(), whose))
+    each = np.cumsum(np.repeat(weight, times.shape[1])[order]) / times.shape[1]
+    here = distinct(query)  # each of which weighs 1
+    middle = np.searchsorted(each, np.arange(len(here)) + 0.5)
+    found[here] = times.ravel()[order][np.minimum(middle, len(order) - 1)]
     return found
 
 

@@ -1,6 +1,7 @@
 """What came of it: times in the system by each source, and what happens when a source is silent."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from sched_ctl.adapt.effect import (
     AWAKE,
     COUNTED,
     LITTLE,
+    MOST_LENGTHS,
     MOST_SAMPLES,
     REPORTED,
     Span,
@@ -100,6 +102,32 @@ def test_a_lower_mean_for_which_half_of_the_tuples_pay_is_told_apart() -> None:
     assert score.time < 0 < MEDIAN < score.median
 
 
+def lengths_seen(lengths: Sequence[float]) -> Span:
+    """100/s through a queue of these lengths, a sample each second."""
+    topology = plan({"q": "ab"})
+    span = begin(snapshot(topology, 0, tuples_in=[0, 0], tuples_out=[0, 0], queue_size=[0, 0]))
+    for second, length in enumerate(lengths, 1):
+        count = [100 * second] * 2
+        columns = {"tuples_in": count, "tuples_out": count, "queue_size": [0, length]}
+        span = seen(span, snapshot(topology, second, **columns))
+    return span
+
+
+def test_half_of_the_tuples_may_come_when_nothing_waits() -> None:
+    """A length that is not told counts as the mean of the others."""
+    [effect] = effects(lengths_seen([0, 0, 100, 0, 0, 100, 100, 0, 0, 0]))
+    assert effect.time_s == pytest.approx(0.3) and effect.p50_s == 0
+    [effect] = effects(lengths_seen([0, 0, 100, NAN, 0, 100, 100, 0, NAN, NAN]))
+    assert effect.p50_s == pytest.approx(effect.time_s) == pytest.approx(3 / 7)
+
+
+def test_lengths_of_long_spans_are_kept_evenly() -> None:
+    """Of a queue as long as the second is late, the half is the middle."""
+    span = lengths_seen(range(1, 301))
+    assert len(span.lengths) <= MOST_LENGTHS
+    assert effects(span)[0].p50_s == pytest.approx(1.5, abs=0.1)
+
+
 def test_the_half_counts_ends_by_their_tuples_and_queries_by_themselves() -> None:
     """q: a fork to b and c, both of them ends; r: a chain; s: on a cycle, of which none is told."""
     edges = [(0, 1), (0, 2), (3, 4), (5, 6), (6, 5), (6, 7)]
@@ -108,6 +136,8 @@ def test_the_half_counts_ends_by_their_tuples_and_queries_by_themselves() -> Non
     found = effects(steady(topology, rates, [0, 6, 10, 0, 2, 0, 3, 4]))
     assert [e.p50_s for e in found[:2]] == pytest.approx([0.2, 0.1])
     assert math.isnan(found[2].time_s) and math.isnan(found[2].p50_s)
+    [alone] = effects(steady(plan({"s": "abc"}, [(0, 1), (1, 0), (1, 2)]), [5.0] * 3, [0, 3, 4]))
+    assert math.isnan(alone.time_s) and math.isnan(alone.p50_s)
     quiet = effects(steady(topology, [0.0] * 8, [0, 6, 10, 0, 0, 0, 0, 0]))
     assert quiet[0].p50_s == 10 and quiet[1].p50_s == 0
 
