@@ -6,10 +6,10 @@
 SHAPE: of bench/workloads (chain, etl, fork, stats, lr, vs). WAYS: `rule` sets `qs` by nice beside
 the published rule of Lachesis (bench/lachesis.py), `queues` others, too; `judged` sets the race by
 nice beside policies that are named, and beside both published rules; `default` and `default-scx`
-set it beside those that it may take. LOAD: parts of the capacity, which is measured first, or
-`step`: .7 of it, then 1.1. Arrivals are the same in each phase. Shown are latency and tuples that
-leave, and how long threads wait for a CPU, by what they do for the engine. To boot and start Storm
-takes ten minutes, a load as long.
+set it beside those that it may take, `race` sets it alone. LOAD: parts of the capacity, which is
+measured first, or `step`: .7 of it, then 1.1. Arrivals are the same in each phase. Shown are
+latency and tuples that leave, and how long threads wait for a CPU, by what they do for the engine.
+To boot and start Storm takes ten minutes, a load as long.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from bench.guest.phases import ROOT, arguments, from_guest, keep, kept, show, wi
 
 LIMIT_S = 2400.0
 SHAPES = ("chain", "etl", "fork", "stats", "lr", "vs")
-WAYS = ("all", "default", "default-scx", "judged", "queues", "rule")
+WAYS = ("all", "default", "default-scx", "judged", "queues", "race", "rule")
 
 
 def main() -> None:

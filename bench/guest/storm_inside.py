@@ -50,6 +50,7 @@ WAYS = {
         name: (*(Way(policy, by) for policy in ("qs", "balanced")), Way("auto", by, race=True))
         for name, by in (("default", "nice"), ("default-scx", "scx"))
     },
+    "race": (Way("auto", "nice", race=True),),
     "rule": (RIVAL, Way("qs", "nice")),
     "queues": (RIVAL, Way("qs", "nice"), Way("qs", "nice", ABOVE), Way("auto", "nice")),
     "judged": (
