@@ -4,7 +4,7 @@
  *
  * Whoever sends a report in one piece and closes has often gone before it is accepted, and the kernel
  * does not say of a closed socket whose it was. So the user is noted when the connection is made, by its
- * addresses: who connects from the same ones later takes its place. It changes nothing.
+ * address: who connects from the same one later takes its place. It changes nothing.
  */
 #include "kernel.bpf.h"
 #include <bpf/bpf_endian.h>
@@ -13,7 +13,7 @@ char _license[] SEC("license") = "GPL";
 
 enum { MAP_LRU_HASH = 9 };			/* enum bpf_map_type */
 enum { ESTABLISHED = 1, SYN_SENT = 2 };		/* net/tcp_states.h */
-enum { LOOPBACK = 0x7f000001, SENDERS = 4096, PORTS = 1 << 16 };
+enum { LOOPBACK = 0x7f000001, SENDERS = 4096 };
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
@@ -45,10 +45,8 @@ struct sock___senders {
 #pragma clang attribute pop
 
 struct sender {
-	u32 netns;		/* its inode number */
 	__be32 address;
-	u16 port;
-	u16 to;			/* port of 127.0.0.1 */
+	u32 port;
 };
 
 struct of_user {
@@ -57,7 +55,12 @@ struct of_user {
 	u32 unused;
 };
 
-u8 wanted[PORTS] SEC(".bss.wanted");	/* ports of ours; user space sets them */
+/* What is connected to; set before this is attached. */
+struct listener {
+	u32 space;		/* inode number of its network namespace */
+	__be16 port;		/* of 127.0.0.1 */
+	u16 unused;
+} listener SEC(".bss.listener");
 
 struct {
 	__uint(type, MAP_LRU_HASH);
@@ -70,19 +73,17 @@ SEC("tp_btf/inet_sock_set_state")
 int BPF_PROG(connected, const struct sock___senders *sk, int before, int now)
 {
 	const struct sock_common___senders *ends = &sk->__sk_common;
-	u16 to = bpf_ntohs(ends->skc_dport);
 	struct sender from = {};
 	struct of_user its = {};
 
-	if (before != SYN_SENT || now != ESTABLISHED || !wanted[to] ||
-	    ends->skc_daddr != bpf_htonl(LOOPBACK))
+	if (before != SYN_SENT || now != ESTABLISHED || ends->skc_dport != listener.port ||
+	    ends->skc_daddr != bpf_htonl(LOOPBACK) || ends->skc_net.net->ns.inum != listener.space)
 		return 0;
-	from.netns = ends->skc_net.net->ns.inum;
 	from.address = ends->skc_rcv_saddr;
 	from.port = ends->skc_num;
-	from.to = to;
 	its.since_ns = bpf_ktime_get_ns();
 	its.uid = sk->sk_uid.val;
-	bpf_map_update_elem(&senders, &from, &its, 0);
+	if (bpf_map_update_elem(&senders, &from, &its, 0))	/* nor is it who was there before */
+		bpf_map_delete_elem(&senders, &from);
 	return 0;
 }

@@ -23,6 +23,7 @@ import errno
 import importlib.util
 import mmap
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -147,10 +148,16 @@ class Library:
 
 
 _found: Library | None = None
+_loading = threading.Lock()
 
 
 def library() -> Library:
     """The libbpf to use; loaded once. Raises BpfError that says what was looked for."""
+    with _loading:
+        return _library()
+
+
+def _library() -> Library:
     global _found
     if _found is None:
         tried = []

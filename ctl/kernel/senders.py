@@ -1,4 +1,4 @@
-"""Whose connections to our ports are that were closed before we could ask (bpf/senders.bpf.c)."""
+"""Whose connections to a port of ours are, closed before we could ask (bpf/senders.bpf.c)."""
 
 import socket
 import struct
@@ -12,18 +12,18 @@ from sched_ctl.kernel.libbpf import Object, library
 __all__ = ["OBJECT", "Senders"]
 
 OBJECT = Path(__file__).resolve().parents[1] / "bin" / "senders.bpf.o"
-SENDER = struct.Struct("=I4sHH")  # struct sender
+SENDER = struct.Struct("=4sI")  # struct sender
 OF_USER = struct.Struct("=QII")  # struct of_user
 RECENT_NS = 10_000_000_000  # that a connection waits to be accepted, at the most
 
 
 class Senders:
-    """Notes who connects to these ports of 127.0.0.1, from now until it is closed.
+    """Notes who connects to a port of 127.0.0.1, from now until it is closed.
 
-    Raises `tracing.Unavailable`.
+    space: inode number of the port's network namespace. Raises `tracing.Unavailable`.
     """
 
-    def __init__(self, *ports: int) -> None:
+    def __init__(self, space: int, port: int) -> None:
         if (why := tracing.obstacle()) is not None:
             raise tracing.Unavailable(why)
         try:
@@ -32,7 +32,8 @@ class Senders:
             raise tracing.Unavailable(f"{OBJECT.name}: {error.strerror}") from None
         try:
             self._object.load()
-            self._object.array(".bss.wanted", "wanted")[list(ports)] = 1
+            listener = self._object.array(".bss.listener", "listener")
+            listener["space"], listener["port"] = space, socket.htons(port)
             self._object.attach("connected")
         except OSError as error:
             self.close()
@@ -44,19 +45,25 @@ class Senders:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def of(self, space: int, peer: tuple[str, int], port: int) -> int | None:
-        """User id of who connected from there to a port, once; None: nobody lately.
+    def of(self, end: socket.socket) -> int | None:
+        """User id of who made this connection, which we accepted; told once. None: not known.
 
-        space: inode number of the network namespace.
+        A connection that was reset does not own its address any more, and somebody else may connect
+        from there; while ours has its other end, nobody can.
         """
-        key = SENDER.pack(space, socket.inet_aton(peer[0]), peer[1], port)
-        found = self._object.lookup("senders", key)
-        if found is None:
+        try:
+            address, port = end.getpeername()
+            key = SENDER.pack(socket.inet_aton(address), port)
+            found = self._object.lookup("senders", key)
+            end.getpeername()
+            if found is None:
+                return None
+            self._object.delete("senders", key)
+        except OSError:
             return None
         since_ns, uid, _ = OF_USER.unpack(found)
-        self._object.update("senders", key, bytes(OF_USER.size))  # nobody else is taken for it
         age_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC) - since_ns
-        return int(uid) if age_ns < RECENT_NS else None
+        return int(uid) if 0 <= age_ns < RECENT_NS else None
 
     def close(self) -> None:
         self._object.close()

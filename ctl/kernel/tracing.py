@@ -30,13 +30,13 @@ Table = NDArray[Any]
 # The second where data has no symbols: it goes by what others note of interrupts.
 WAKING = ("trace_waking", "trace_waking_noted")
 # Of bpf/interrupts.bpf.h, for the second.
-NOTING = (
-    "device_begins",
+NOTING = (  # in this order: what began is to end
     "device_ends",
-    "timer_begins",
     "timer_ends",
-    "softirq_begins",
     "softirq_ends",
+    "device_begins",
+    "timer_begins",
+    "softirq_begins",
 )
 
 

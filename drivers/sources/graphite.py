@@ -44,6 +44,7 @@ LINE_LIMIT = 1024  # bytes
 SERIES_LIMIT = 20_000  # a user; a series is dropped when it was silent for long and space is short
 SILENT_S = 120.0
 SWEEP_S = 10.0
+RETRY_S = 60.0
 CONNECTION_LIMIT = 32  # a user; beyond it the one that was silent for longest is closed
 BYTES_PER_S = 2 << 20  # a user; a second's worth may come at once
 LINE_COST = 64  # bytes that a line counts for at least, as a short one takes as long as a long one
@@ -156,6 +157,7 @@ class _Listener:
         self._deaf: list[object] = []  # connections and the server, not read until the next tick
         self._accepts = 0
         self._senders: Senders | None = None  # from the first one on that was gone
+        self._retry_s = -math.inf
         self.untold = ""  # why those are not heard; empty: they are, or there were none
         self._tick_s = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="graphite", daemon=True)
@@ -219,12 +221,12 @@ class _Listener:
             self._ignore(self._server, self._server)
             return
         try:
-            end, peer = self._server.accept()
+            end, _ = self._server.accept()
         except OSError:  # gone already, or no descriptors left
             return
         uid = self._owners.of_peer(end)
         if uid is None:
-            uid = self._of_gone(peer)
+            uid = self._of_gone(end)
         with self.lock:
             user = None if uid is None else self.users.get(uid)
         if user is None:
@@ -238,14 +240,17 @@ class _Listener:
         self._connections.append(connection)
         self._deaf.append(connection)
 
-    def _of_gone(self, peer: tuple[str, int]) -> int | None:
+    def _of_gone(self, end: socket.socket) -> int | None:
         """The user of a sender that has closed already."""
-        if self._senders is None and not self.untold:
+        now_s = time.monotonic()
+        if self._senders is None and now_s >= self._retry_s:
+            self._retry_s = now_s + RETRY_S
             try:
-                self._senders = Senders(self.port)
+                self._senders = Senders(*self.key)
+                self.untold = ""
             except tracing.Unavailable as error:
                 self.untold = str(error)
-        return None if self._senders is None else self._senders.of(self.key[0], peer, self.port)
+        return None if self._senders is None else self._senders.of(end)
 
     def _read(self, connection: _Connection, now_s: float) -> bool:
         """What has come, to its end if that has. False: the connection is closed."""
@@ -354,7 +359,7 @@ class Inbox:
 
     @property
     def untold(self) -> str:
-        """That reports whose sender closes at once are not heard, if any came; else empty."""
+        """That reports whose sender closes at once are not heard, if any came, whoever's."""
         why = self._listener.untold
         return why and f"reports whose sender closes at once may not be heard: {why}"
 

@@ -229,6 +229,7 @@ class StormDriver:
             yield "waiting for the first metrics of the topology's workers"
         elif not self._measures:
             yield f"no metrics came from the topology's workers yet; {HELP}"
+            yield from {inbox.untold for inbox in self._inboxes.values() if inbox.untold}
         elif self._reading.period_s > SLOW_S:
             yield (
                 f"metrics come every {self._reading.period_s:.0f} s (report.period); queues that "
@@ -246,7 +247,6 @@ class StormDriver:
             yield "there are more edges than are looked at: some operators seem to have no output"
         if any(inbox.refused for inbox in self._inboxes.values()):
             yield "some of what its user sends to the Graphite listener is not understood"
-        yield from {inbox.untold for inbox in self._inboxes.values() if inbox.untold}
 
 
 def _lasting(helpers: Iterable[HelperThread]) -> list[HelperThread]:

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import struct
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing
@@ -32,6 +33,11 @@ def report(port: int, text: str = "", user: int | None = None, host: str = "127.
     subprocess.run(["/usr/bin/python3", *words], check=True, timeout=30, cwd="/", user=user)
 
 
+def port_of(server: socket.socket) -> int:
+    port: int = server.getsockname()[1]
+    return port
+
+
 @pytest.fixture
 def nobody_asks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As if each sender had gone by the time that somebody asks for it."""
@@ -46,18 +52,38 @@ def test_who_has_gone_is_known_once(nobody_asks: None, host: str) -> None:
     if ":" in host and not Path("/proc/net/if_inet6").exists():
         pytest.skip("needs IPv6")
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+        port = port_of(server)
         report(port)
-        with Senders(port) as senders:
+        with Senders(SPACE, port) as senders, Senders(SPACE + 1, port) as elsewhere:
             with closing(server.accept()[0]) as end:
-                assert senders.of(SPACE, end.getpeername(), port) is None  # before we looked
+                assert senders.of(end) is None  # before we looked
             for user in (USER, None):
                 report(port, user=user, host=host)
-                end, peer = server.accept()
-                with closing(end):
-                    assert senders.of(SPACE + 1, peer, port) is None
-                    assert senders.of(SPACE, peer, port) == (user or os.geteuid())
-                    assert senders.of(SPACE, peer, port) is None
+                with closing(server.accept()[0]) as end:
+                    assert elsewhere.of(end) is None
+                    assert senders.of(end) == (user or os.geteuid())
+                    assert senders.of(end) is None
+
+
+def test_who_leaves_its_address_to_another_is_not_taken_for_that(nobody_asks: None) -> None:
+    """Reset before it was accepted, its data is still there; its address is the next one's."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        Senders(SPACE, port_of(server)) as senders,
+    ):
+        with socket.socket() as first:
+            first.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            first.connect(server.getsockname())
+            first.sendall(b"forged 1 1\n")
+            address = first.getsockname()
+        with socket.socket() as second:
+            second.bind(address)
+            second.connect(server.getsockname())
+        with closing(server.accept()[0]) as forged, closing(server.accept()[0]) as own:
+            assert forged.recv(99) == b"forged 1 1\n"
+            assert senders.of(forged) is None
+            assert senders.of(own) == os.geteuid()
+            assert own.getpeername() == address
 
 
 def test_their_reports_are_heard_and_nobody_else_s(nobody_asks: None) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import queue
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +20,8 @@ from sched_ctl.drivers.kernel import connect
 from sched_ctl.drivers.threads import threads_of
 from sched_ctl.kernel import symbols, tracing
 from sched_ctl.kernel.libbpf import Object
+from sched_ctl.kernel.runs import RunLog
+from sched_ctl.kernel.senders import Senders
 from sched_ctl.kernel.stacks import Sleeps, Stacks
 from sched_ctl.metrics.catalogue import evaluate, resolve
 from sched_ctl.metrics.verdicts import assess
@@ -150,16 +153,31 @@ def check_a_timer_s_wake_ups_are_from_outside() -> None:
                 print(tracer.wakings())
                 assert tracer.wakings().get((busy, pid), 0) <= 2
                 assert tracer.threads()[busy]["wakes"] <= 2
+                for looked in Stacks, RunLog:
+                    with looked([pid]) as look:  # their programs are taken, either way
+                        wait_until(lambda: len(look.read()) > 0)
     finally:
         os.kill(pid, 9)
         os.waitpid(pid, 0)
+
+
+def check_who_has_closed_is_known() -> None:
+    space = Path("/proc/self/ns/net").stat().st_ino
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        Senders(space, server.getsockname()[1]) as senders,
+    ):
+        socket.create_connection(server.getsockname()).close()
+        end, _ = server.accept()
+        with end:
+            assert senders.of(end) == os.geteuid()
 
 
 def without_symbols(load: Callable[[Path, Iterable[str]], Object]) -> Callable[..., Object]:
     """The same on a kernel that refuses programs which look for its data."""
 
     def loaded(path: Path, without: Iterable[str]) -> Object:
-        if "trace_waking" not in without:
+        if not {"trace_waking", "stacks_waking", "runs_waking"}.intersection(without):
             raise OSError(errno.EINVAL, "no such symbol")
         return load(path, without)
 
