@@ -63,7 +63,6 @@ __all__ = [
     "compare",
     "compared",
     "harms",
-    "held",
     "is_sure",
     "is_worse",
     "opened",
@@ -184,7 +183,6 @@ class Race:
     odd: int = 0  # phases in a row that were not as usual
     why: str = ""  # why the race is open, or why it ended, in words
     races: int = 0  # that have ended
-    rests: str = ""  # why nothing is tried, in words, unless it is that nobody waits
 
 
 def opened(
@@ -200,7 +198,6 @@ def opened(
 
 def step(race: Race, figures: Figures) -> Race:
     """A phase of `race.turn` is over."""
-    race = replace(race, rests="") if race.rests else race
     arm = race.arms[race.turn]
     race = _with_arm(race, race.turn, replace(arm, phases=arm.phases + 1))
     if not figures.pressed:
@@ -218,15 +215,6 @@ def step(race: Race, figures: Figures) -> Race:
     if race.turn and (harms(race, figures) or _stops_intake(race, figures)):
         return _struck(race)
     return _next(race)
-
-
-def held(race: Race, turn: int, why: str) -> Race:
-    """With this arm in force and nothing tried until the next `step`, which goes on from there.
-    why: in words."""
-    if race.mode == "kept" and race.kept != turn:
-        race = _reopened(race, why)
-    race = replace(race, turn=turn, kept=turn, drop=True, begun=False, left=(), seen=())
-    return replace(race, before=None, own=None, os=Figures(), rests=why)
 
 
 def harms(race: Race, figures: Figures) -> bool:
@@ -746,8 +734,6 @@ def told(race: Race) -> str:
     )
     if race.mode == "race":
         if not race.begun:
-            if race.rests:
-                return f"{kept.name}, as {race.rests}; nothing is tried{tried}"
             if not any(arm.phases for arm in race.arms):
                 return f"{kept.name}; whether others suit better is tried once threads wait"
             return f"{kept.name}, as nobody waits; nothing is tried{tried}"

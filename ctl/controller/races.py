@@ -15,7 +15,6 @@ from sched_ctl.controller.trial import AUTO, Trial, candidates
 from sched_ctl.engines.engine import Engine
 from sched_ctl.engines.owners import COMMON
 from sched_ctl.errors import UserError
-from sched_ctl.metrics import feasibility
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.patterns import engine_fits, fits, names_of
 from sched_ctl.model.targets import target_of
@@ -140,14 +139,7 @@ def look(
         turned = trial.rest()
     else:
         windows = compared(rule, engines)
-        judged = rule.schedules[trial.whose].targets if trial.whose in rule.schedules else {}
-        turned = trial.look(
-            now_s,
-            windows,
-            pressure,
-            *_counted(rule, engines, claims),
-            contended=feasibility.contended(judged),
-        )
+        turned = trial.look(now_s, windows, pressure, *_counted(rule, engines, claims))
     if turned:
         rule.enforce_by(rule.backend)
         rule.urgent = True

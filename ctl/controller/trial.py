@@ -33,11 +33,8 @@ EVERY_S = 5.0  # that a shown effect is over, at least
 SETTLE = 0.3  # of a phase, in which what was queued under the other order goes
 LOOK = 0.1  # of a phase, from one look for harm to the next
 PRESSED = 0.05  # of the time some thread waited for a CPU: below, an order changes nothing
-SATURATED = 0.8  # ... and below that the CPUs are enough, whatever is told of costs
 LEAST_S = 1e-3  # nor where the system's own has no tuple in the system for as long as this
 
-STEADY, MOST = 3, 0.7  # share of about so many phases in which it has to be so
-SHORT = "CPUs are not enough for all targets"
 NONE_LIFTED = " (none lifted)"  # of an order by nice values: no operator above what it had
 
 Targets = Mapping[str, float]  # query -> s
@@ -111,9 +108,6 @@ class Trial:
     pressure: list[float] = field(default_factory=list)
     next_s: float = 0.0  # when to see again whether a phase does harm
     said: tuple[object, ...] = ()
-    contended: bool = False  # see `look`; of the last phases the share in which it seemed so
-    share: float = 0.0
-    seen_s: float = math.nan
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -179,21 +173,14 @@ class Trial:
         pressure: float,
         wanted: Callable[[Effect], bool] = lambda _: True,
         targets: Callable[[], Mapping[str, Targets]] | None = None,
-        *,
-        contended: bool = False,
     ) -> bool:
         """To be called at each pass. Whether it is another arm's turn now.
 
         windows: of the engines that are compared. pressure: share of time in which threads waited.
-        wanted: which effects count. targets: by engine. contended: the CPUs are enough for some of
-        them and not for all, see `_hold`.
+        wanted: which effects count. targets: by engine.
         """
         if not windows:
             return self.trying and self.rest()
-        place = next((i for i, arm in enumerate(self.race.arms) if arm.name == self.first), 0)
-        contended = self._steadily(now_s, contended and not pressure < SATURATED)
-        if contended and place and self.race.arms[place].strikes < 2:
-            return self._hold(place)
         if math.isnan(self.began_s):
             self.began_s = now_s
         passed_s = now_s - self.began_s
@@ -230,28 +217,6 @@ class Trial:
         self.race = self.rested
         self.began_s, self.spans, self.pressure = math.nan, {}, []
         return turn != self.race.turn
-
-    def _steadily(self, now_s: float, contended: bool) -> bool:
-        """Whether it was so for most of the last phases: rates and costs over seconds make near
-        saturation more of it now, and less then.
-        """
-        passed_s = 0.0 if math.isnan(self.seen_s) else max(0.0, now_s - self.seen_s)
-        new = -math.expm1(-min(passed_s / self.phase_s, 1.0) / STEADY)
-        self.share += new * (contended - self.share)
-        self.seen_s = now_s
-        self.contended = self.share > (1 - MOST if self.contended else MOST)
-        return self.contended
-
-    def _hold(self, place: int) -> bool:
-        """Let the order by targets stay. What queues in a phase of another one makes tuples late
-        for longer than the next phase: no phase tells what targets are kept in the end, and longer
-        times at less load do not either. Harm does.
-        """
-        turn = self.race.turn
-        if self.race.rests != SHORT or turn != place:
-            self.race = races.held(self.race, place, SHORT)
-        self.began_s, self.spans, self.pressure = math.nan, {}, []
-        return turn != place
 
     def _figures(self, found: tuple[Effect, ...], *, over: bool) -> Figures:
         known = [share for share in self.pressure if math.isfinite(share)]

@@ -38,7 +38,6 @@ __all__ = [
     "Query",
     "Standing",
     "age",
-    "contended",
     "feasible",
     "judge",
     "loads",
@@ -89,14 +88,11 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """why: in words, with what it would take; empty where the target can be met. short: as the CPUs
-    are not enough for all, now and without hysteresis.
-    """
+    """why: in words, with what it would take; empty where the target can be met."""
 
     standing: Standing
     load: Load
     why: str = ""
-    short: bool = False
 
 
 def feasible(
@@ -112,10 +108,6 @@ def feasible(
         load = asked[query]
         return -load.weight, before.get(query) is Standing.OVER, load.cpus
 
-    def able(load: Load) -> bool:
-        return load.path_s < load.latency_s and load.widest <= 1.0
-
-    lacking = sum(load.cpus for load in asked.values() if able(load)) > cpus
     taken = 0.0
     for query in sorted(asked, key=rank):
         load = asked[query]
@@ -140,14 +132,8 @@ def feasible(
             taken = wanted
             found[query] = Judgement(Standing.MEETS, load)
             continue
-        found[query] = Judgement(Standing.OVER, load, why, lacking and able(load))
+        found[query] = Judgement(Standing.OVER, load, why)
     return _late_behind(found, cpus - taken, before)
-
-
-def contended(judged: Mapping[Query, Judgement]) -> bool:
-    """Whether the CPUs are enough for some of the targets and not for all."""
-    short = any(one.short for one in judged.values())
-    return short and any(one.standing is not Standing.OVER for one in judged.values())
 
 
 def _late_behind(

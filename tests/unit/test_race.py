@@ -24,7 +24,6 @@ from sched_ctl.adapt.race import (
     changed,
     compare,
     harms,
-    held,
     is_worse,
     opened,
     price,
@@ -654,25 +653,3 @@ def test_afterwards_what_leaves_counts_too() -> None:
             break
         given = 0.9 if race.races else 1.0
     assert race.kept == 0 and "throughput 0.90" in race.why
-
-
-def test_an_order_that_is_held_stays_and_the_race_goes_on_later() -> None:
-    world = World(always(0.9, 0.9), 0.1, race=opened(["a", "b"]))
-    world.run(9)
-    scores = [dict(arm.scores) for arm in world.race.arms]
-    race = held(world.race, 1, "CPUs are short")
-    assert (race.turn, race.kept, race.mode) == (1, 1, "race")
-    assert [dict(arm.scores) for arm in race.arms] == scores, "what is known stays known"
-    assert told(race).startswith("a, as CPUs are short; nothing is tried")
-    after = step(race, figures(effect("q", 0.1)))
-    assert (after.turn, after.begun, after.rests) == (0, True, ""), "first the system's own"
-
-
-def test_who_won_stays_the_winner_while_it_is_held_and_another_does_not() -> None:
-    world = World(always(0.6, 0.8), 0.05, race=opened(["a", "b"]))
-    world.run(60)
-    assert (world.race.mode, world.race.kept) == ("kept", 1)
-    same, other = held(world.race, 1, "why"), held(world.race, 2, "why")
-    assert (same.mode, same.kept, same.turn) == ("kept", 1, 1) and told(same).startswith("a won")
-    assert (other.mode, other.kept, other.turn, other.begun) == ("race", 2, 2, False)
-    assert not any(arm.scores or arm.out for arm in other.arms)

@@ -209,22 +209,6 @@ def test_who_could_meet_its_target_before_stays_and_noise_moves_nobody() -> None
         assert feasible(some, 1.0, before)[over].standing is expected
 
 
-@pytest.mark.parametrize(
-    ("loads", "expected"),
-    [
-        ({"a": Load(0.05, cpus=0.7), "b": Load(0.05, cpus=0.5)}, True),
-        ({"a": Load(0.05, cpus=0.4), "b": Load(0.05, cpus=0.5)}, False),
-        ({"a": Load(0.05, cpus=1.4)}, False),  # nobody can be helped
-        ({"a": Load(0.01, path_s=0.02, cpus=1.4), "b": Load(0.05, cpus=0.5)}, False),
-        ({"a": Load(0.05, cpus=1.4, widest=1.4), "b": Load(0.05, cpus=0.5)}, False),
-    ],
-)
-def test_targets_contend_where_the_cpus_are_enough_for_some(
-    loads: dict[str, Load], expected: bool
-) -> None:
-    assert feasibility.contended(feasible(asked(**loads), 1.0, {})) is expected
-
-
 def test_a_path_that_takes_longer_than_the_target() -> None:
     judged = feasible(asked(a=Load(0.01, path_s=0.012), b=Load(0.05, cpus=0.9)), 1.0, {})
     assert standings(judged) == {"a": OVER, "b": MEETS}

@@ -20,9 +20,7 @@ from sched_ctl.controller.loop import Controller
 from sched_ctl.controller.pace import Pace
 from sched_ctl.controller.rule import Rule, automatic
 from sched_ctl.controller.trial import Trial, candidates
-from sched_ctl.controller.trial import told as races_told
 from sched_ctl.errors import UserError
-from sched_ctl.metrics.feasibility import contended
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.targets import Target
@@ -741,35 +739,6 @@ def test_an_order_by_which_tuples_hardly_wait_can_win(own_s: float, kept: str) -
         assert not any(arm.scores for arm in trial.race.arms) and turns == {trial.race.kept}
 
 
-@pytest.mark.parametrize("pressure", [0.95, 0.5])
-def test_while_cpus_are_not_enough_for_all_targets_nothing_else_is_tried(
-    pressure: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Unless threads wait less than they would then: what is told of costs must be wrong."""
-    monkeypatch.setattr("sched_ctl.controller.rule.cpus_of", lambda pids: 4e-3)
-    engine, backend = FakeEngine(queries={"a": 2, "b": 2}), FakeBackend()
-    section = Section(target=(Target(queries=("*",), latency="50ms"),))
-    controller = raced(engine, backend, FakeGauge(pressure), section, race=0.02)
-    [rule] = controller.rules
-
-    async def script() -> None:
-        await until(lambda: rule.instead.trial is not None and rule.schedules.get(""))
-        trial = rule.instead.trial
-        assert trial is not None
-        if pressure < 0.8:
-            await until(lambda: trial.race.arms[2].phases > 0)
-            assert contended(rule.schedules[""].targets)
-            return
-        await until(lambda: trial.race.rests)
-        tried, passes = sum(arm.phases for arm in trial.race.arms), rule.passes
-        await until(lambda: rule.passes > passes + 20)
-        assert rule.policy.name == "deadline" and not trial.trying
-        assert sum(arm.phases for arm in trial.race.arms) == tried
-        assert "CPUs are not enough for all targets" in races_told(trial)["words"]
-
-    drive(controller, script)
-
-
 def test_whether_targets_can_be_met_is_told_whichever_order_is_in_force() -> None:
     engine = FakeEngine(queries={"a": 2, "b": 2})
     section = Section(target=(Target(queries=("*",), latency="50ms"),))
@@ -785,25 +754,3 @@ def test_whether_targets_can_be_met_is_told_whichever_order_is_in_force() -> Non
             assert rule.schedules[""].targets.keys() == {("fake:a", "a"), ("fake:a", "b")}
 
     drive(controller, script)
-
-
-def test_targets_contend_once_they_do_for_most_of_some_phases() -> None:
-    """Near saturation they seem to at a third of all looks; past it now and then not."""
-
-    def seen(shares: float, seconds: int, trial: Trial, begin_s: float = 0.0) -> list[bool]:
-        random = np.random.default_rng(4)
-        return [
-            trial._steadily(begin_s + second, bool(random.random() < shares))
-            for second in range(seconds)
-        ]
-
-    def new() -> Trial:
-        return Trial(opened(("deadline", "hr")), "deadline", 10.0)
-
-    assert not any(seen(0.3, 2000, new()))
-    trial = new()
-    past = seen(0.9, 2000, trial)
-    assert not any(past[:20]) and all(past[80:])
-    assert all(seen(1.0, 1, trial, 9000.0)), "and no single look says otherwise"
-    assert all(seen(0.0, 1, trial, 9999.0))
-    assert not any(seen(0.0, 100, trial, 10_000.0)[60:])
