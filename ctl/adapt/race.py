@@ -48,7 +48,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from sched_ctl.adapt.effect import AWAKE, Effect
+from sched_ctl.adapt.effect import AWAKE, COUNTED, Effect
 
 __all__ = [
     "ALPHA",
@@ -262,7 +262,7 @@ def compare(ours: Figures, theirs: Figures, objective: Objective = "all") -> Sco
     return Score(
         time,
         _ratio(other_in, mine_in, other_in * 1e-3) if over and other_in > 0 else math.nan,
-        _mean(_ratio(mine.p50_s, other.p50_s, LEAST_S) for mine, other in pairs),
+        _mean(_medians(mine, other) for mine, other in pairs),
         _mean(_ratio(mine.p99_s, other.p99_s, LEAST_S) for mine, other in pairs),
     )
 
@@ -318,9 +318,7 @@ def _time(
     objective: Objective,
 ) -> float:
     """The log of the ratio of times in the system, ours to theirs; NaN where none is known."""
-    ratios = _known(
-        _ratio(_level(mine, objective), _level(other, objective), LEAST_S) for mine, other in pairs
-    )
+    ratios = _known(_levels(mine, other, objective) for mine, other in pairs)
     ratios += [WIDEST if _stops(mine, other) else -WIDEST for mine, other in stopped]
     if not ratios:
         return math.nan
@@ -654,6 +652,25 @@ def _level(effect: Effect, objective: Objective) -> float:
     """What counts of a query."""
     value = {"median": effect.p50_s, "p99": effect.p99_s}.get(objective, math.nan)
     return value if math.isfinite(value) else effect.time_s
+
+
+def _levels(mine: Effect, other: Effect, objective: Objective) -> float:
+    """The log of the ratio of what counts; of the mean times where one tells nothing else."""
+    ratio = math.nan
+    if objective == "median":
+        ratio = _medians(mine, other)
+    elif objective == "p99":
+        ratio = _ratio(mine.p99_s, other.p99_s, LEAST_S)
+    return ratio if math.isfinite(ratio) else _ratio(mine.time_s, other.time_s, LEAST_S)
+
+
+def _medians(mine: Effect, other: Effect) -> float:
+    """The log of the ratio of the medians. By queues what is below the time of one tuple in them is
+    that or nothing by chance.
+    """
+    rate = min(mine.tuples_in, other.tuples_in)
+    tuple_s = 1 / rate if mine.source != COUNTED and rate > 0 else 0.0
+    return _ratio(mine.p50_s, other.p50_s, max(LEAST_S, tuple_s))
 
 
 def _ratio(above: float, below: float, least: float) -> float:

@@ -453,6 +453,18 @@ def test_objectives_take_the_percentiles_where_there_are_any() -> None:
     assert bare.time == pytest.approx(math.log(2))
 
 
+def test_a_median_counts_beside_another_one_and_never_below_one_tuple() -> None:
+    """By queues half of the tuples wait for one tuple's time or for nothing, as it happens."""
+    one = effect("q", 0.5, 5.0, p50_s=0.19, source=LITTLE)
+    for p50_s, rate, ratio in ((0.0, 5.0, 1.0), (0.8, 5.0, 4.0), (0.38, 100.0, 1.9)):
+        theirs, ours = (replace(some, tuples_in=rate) for some in (one, replace(one, p50_s=p50_s)))
+        expected = pytest.approx(math.log(ratio), abs=0.1)
+        assert compare(figures(ours), figures(theirs)).median == expected
+        assert compare(figures(ours), figures(theirs), "median").time == expected
+    untold = figures(replace(one, p50_s=math.nan))
+    assert compare(figures(one), untold, "median").time == 0.0, "the means of both"
+
+
 @pytest.mark.parametrize(("objective", "kept"), [("all", 2), ("mean", 1), ("median", 2)])
 def test_the_objective_says_whether_half_of_the_tuples_may_pay(
     objective: Objective, kept: int
