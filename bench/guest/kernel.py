@@ -299,7 +299,11 @@ def switches(
     """
     words = [str(built("switches")), str(1 if apart else cpus), str(apart)]
     some = {k: job for k, job in SWITCHES.items() if k == BASE or re.fullmatch(chosen, k)}
-    return compare(some, words, kernel, cpus, caches)
+    whose = f"a pair on each of {cpus} CPUs" if cpus > 1 else "a pair on one CPU"
+    title = (
+        f"What a switch costs {'two threads on a CPU each' if apart else whose}; ratios to EEVDF"
+    )
+    return msgspec.structs.replace(compare(some, words, kernel, cpus, caches), title=title)
 
 
 # As helpers.c prints them -> as they are told.
