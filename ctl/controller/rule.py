@@ -277,7 +277,7 @@ class Rule:
             # Whether targets can be met is told, and counts, whichever order a race tries or keeps.
             if section.target and not policy.targets and self.instead.trial is not None:
                 wants = policy.wants | feasibility.WANTS
-                policy = replace(policy, targets=section.target, wants=wants)
+                policy = replace(policy, judged=section.target, wants=wants)
         self.made.append((section, backend, policy))
         return policy
 
@@ -454,7 +454,7 @@ class Rule:
             claims.helpers(fair=fair),
             before.memory if before is not None else NOTHING,
             before.targets if before is not None else {},
-            cpus_of(e.target.pid for e in engines if e.target.pid) if policy.targets else 1.0,
+            cpus_of(e.target.pid for e in engines if e.target.pid) if policy.aims else 1.0,
             before is not None and before.standing,
         )
 

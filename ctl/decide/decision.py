@@ -175,12 +175,12 @@ def _judged(
     cpus: float,
     stood: Mapping[tuple[str, str], Judgement],
 ) -> tuple[OperatorFrame, Mapping[tuple[str, str], Judgement]]:
-    """How queries stand with the targets that the policy has, told to it with the frame."""
-    if not policy.targets or not windows:
+    """How queries stand with their targets, told to the policy with the frame."""
+    if not policy.aims or not windows:
         return frame, MappingProxyType({})
     engines = tuple(windows)
     guessed = [name for name, window in windows.items() if window.now.topology.guessed]
-    judged = feasibility.judge(frame, engines, policy.targets, cpus, stood, guessed)
+    judged = feasibility.judge(frame, engines, policy.aims, cpus, stood, guessed)
     columns = {**frame.columns, **feasibility.tell(frame, engines, judged)}
     return replace(frame, columns=columns), judged
 

@@ -178,6 +178,7 @@ class Policy:
     steady: whether the same frame always has the same answer.
     targets: of its queries; how these stand with them is told to it with the frame, as the columns
     of `metrics.feasibility.tell`.
+    judged: targets of its queries that it does not go by: how these stand is told to the user.
     strict: whether the order counts even where it keeps a query from the share of the CPU that it
     would have without one. Else that share is a floor below which no order takes a query that has
     work, where the backend can hold one (bpf/floor.bpf.h).
@@ -196,6 +197,12 @@ class Policy:
     steady: bool = True
     strict: bool = False
     targets: tuple[Target, ...] = ()
+    judged: tuple[Target, ...] = ()
+
+    @property
+    def aims(self) -> tuple[Target, ...]:
+        """The targets of its queries, whether it goes by them or not."""
+        return self.targets or self.judged
 
     @property
     def beyond_wake_ups(self) -> tuple[str, ...]:

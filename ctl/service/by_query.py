@@ -156,7 +156,7 @@ def _reason(
 ) -> tuple[str, str]:
     """How it goes, one of `ORDER`, and why."""
     policy = rule.policy_of(domain)
-    if query in schedule.targets:
+    if policy.targets and query in schedule.targets:
         return "in turn", "by its target"
     if MEMORY in policy.remembers and heavy and len(heavy) < len(rows):
         part = f", {uses[query]:.2g} of the mean CPU" if query in uses else ""

@@ -26,7 +26,7 @@ from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.targets import Target
 from sched_ctl.model.topology import Snapshot
 from sched_ctl.probes.pressure import Gauge, Level
-from sched_ctl.service import bottlenecks, views
+from sched_ctl.service import bottlenecks, by_query, views
 from sched_ctl.telemetry.recorder import kind_here
 
 QUICK = Settings(
@@ -745,6 +745,8 @@ def test_whether_targets_can_be_met_is_told_whichever_order_is_in_force() -> Non
     controller = raced(engine, FakeBackend(), FakeGauge(0.5), section, race=1000)
     [rule] = controller.rules
 
+    names = set[str]()
+
     async def script() -> None:
         await until(lambda: rule.instead.trial is not None and rule.passes > 1)
         for turn in (2, 3, 1):
@@ -752,5 +754,10 @@ def test_whether_targets_can_be_met_is_told_whichever_order_is_in_force() -> Non
             passes = rule.passes + 2
             await until(lambda passes=passes: rule.passes > passes)  # type: ignore[misc]
             assert rule.schedules[""].targets.keys() == {("fake:a", "a"), ("fake:a", "b")}
+            by_them = rule.policy.name == "deadline"
+            reasons = {row["why"] for row in by_query.queries(controller, rule)}
+            assert ("by its target" in reasons) == by_them
+            names.add(rule.policy.name)
+        assert names > {"deadline"}
 
     drive(controller, script)
