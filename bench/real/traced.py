@@ -1,7 +1,8 @@
 """What tracing costs here, in CPU time: `python -m bench.real.traced`.
 
 Two threads on one CPU do nothing but wake each other over pipes, then yield to each other
-(bench/guest/switches.c): not traced, while another process is traced, and traced, in turns by lot.
+(bench/guest/switches.c): not traced, while another process is traced, and traced, in turns by lot,
+with wake-ups or without. Where the kernel's data has no symbols wake-ups have interrupts noted, too.
 The CPU time of a run is compared with that of the one not traced beside it. Other load changes what
 a switch costs; bench.guest.kernel --switches counts instructions instead, and repeats.
 """
@@ -22,9 +23,16 @@ from bench.results import Figure, Result, Row
 from sched_ctl.kernel import tracing
 
 NONE, OTHER, OWN = "not traced", "another process is traced", "these are traced"
+KINDS = {  # whose is traced, and whether wake-ups are
+    NONE: (NONE, False),
+    OTHER: (OTHER, False),
+    OWN: (OWN, False),
+    "another process's wake-ups": (OTHER, True),
+    "these, with wake-ups": (OWN, True),
+}
 
 
-def cpu_s(program: Path, whose: str) -> float:
+def cpu_s(program: Path, whose: str, wakings: bool) -> float:
     """CPU time of one run of the program, s; with its start, which brings ratios nearer to 1."""
     here = partial(os.sched_setaffinity, 0, {max(os.sched_getaffinity(0))})
     child = subprocess.Popen(
@@ -37,7 +45,7 @@ def cpu_s(program: Path, whose: str) -> float:
     with ExitStack() as stack:
         if whose != NONE:
             followed = child.pid if whose == OWN else os.getpid()
-            stack.enter_context(tracing.Tracer([followed]))
+            stack.enter_context(tracing.Tracer([followed], wakings=wakings))
         child.stdin.close()
         lines.read()
         _, status, used = os.wait4(child.pid, 0)
@@ -56,11 +64,11 @@ def main() -> None:
         parser.error("--rounds is 2 or more")
     if (why := tracing.obstacle()) is not None:
         parser.error(f"nothing can be traced: {why}")
-    program, kinds = built("switches"), [NONE, OTHER, OWN]
+    program, kinds = built("switches"), list(KINDS)
     rounds = []
     for _ in range(arguments.rounds):
         order = random.sample(kinds, len(kinds))
-        rounds.append({kind: cpu_s(program, kind) for kind in order})
+        rounds.append({kind: cpu_s(program, *KINDS[kind]) for kind in order})
     rows = []
     for kind in kinds:
         ratios = sorted(each[kind] / each[NONE] for each in rounds)
