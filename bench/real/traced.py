@@ -2,7 +2,7 @@
 
 Two threads on one CPU do nothing but wake each other over pipes, then yield to each other
 (bench/guest/switches.c): not traced, while another process is traced, and traced, in turns by lot,
-with wake-ups or without. Where the kernel's data has no symbols wake-ups have interrupts noted, too.
+with wake-ups or without (with interrupts noted, where the kernel's data has no symbols).
 The CPU time of a run is compared with that of the one not traced beside it. Other load changes what
 a switch costs; bench.guest.kernel --switches counts instructions instead, and repeats.
 """
