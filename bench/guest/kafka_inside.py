@@ -28,6 +28,7 @@ ALARM_US, RECORD_US = 2_000, 10_000  # that one of each takes
 SECONDS = 12.0  # six bursts
 SETTLE_S = 4.0
 WARM_S = 60.0
+RACE_S = 30.0
 LAG_S, BURST_S = 0.5, 2.0
 STOPPED_S = 0.1  # nothing ran for so long: then what came all at once decides, not we
 TRIES = 3
@@ -56,11 +57,13 @@ class Case:
             "a target of 10 ms": ("--target", f"{light}=10ms"),
         }
         engine = ("--engine", f"program:{self.engine}")
-        return tuple(
+        every = [
             Way(f"{name}, {backend}", (*engine, *words, "--backend", backend))
             for backend in ("nice", "scx")
             for name, words in asked.items()
-        )
+        ]
+        auto = (*engine, "--race", "2", "--backend", "nice")
+        return (*every[:2], Way("auto, nice", auto, race_s=RACE_S), *every[2:])
 
     def role_of(self, label: str, comm: str) -> str:
         """An application's few threads beside its stream threads have its name, too, and sleep."""
@@ -95,10 +98,11 @@ CASES = {
 
 @dataclass(frozen=True)
 class Way:
-    """arguments: of `load`; none: the OS alone."""
+    """arguments: of `load`; none: the OS alone. race_s: time for a race, before it is measured."""
 
     name: str
     arguments: tuple[str, ...] = ()
+    race_s: float = 0.0
 
 
 NOTHING = Way("os")
@@ -170,6 +174,7 @@ def run(kafka: Kafka, case: Case, ways: Sequence[Way]) -> None:
             load = None
             if way.arguments:
                 load = Load((*HOW, *way.arguments), case.threads, {}, (), first=False)
+                time.sleep(way.race_s)
             found = measured.phase(way)
             show({"scenario": sys.argv[1], **found})
             if load is not None:
