@@ -38,6 +38,7 @@ DEFAULT_FILE = Path("/etc/sched-ctl/sched-ctl.toml")
 COMMAND_LINE = "command line"  # as a place of settings
 TABLES = ("backends", "access")  # tables of tables, amended key by key
 OTHERS: dict[str, type[Struct]] = {"elastic": Elastic, "prior": Prior}  # sections
+PARTS_OF_PROGRAM: dict[str, type[Struct]] = {"find": programs.Find, "metrics": programs.Counters}
 MAX_BYTES = 1 << 20  # of one file: more is no configuration of ours
 
 
@@ -210,12 +211,25 @@ def _parts(table: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], type[S
         yield part, Elastic, f"elastic[{index}]."
     for index, part in enumerate(_tables(table.get("prior"))):
         yield part, Prior, f"prior[{index}]."
+    for index, program in enumerate(_tables(table.get("program"))):
+        yield from _of_program(program, f"program[{index}].")
     for name, reached in _named(table.get("access")):
         yield reached, Access, f"access.{name}."
     if isinstance(backends := table.get("backends"), Mapping):
         yield backends, BackendOptions, "backends."
     for name, options in _named(backends):
         yield options, _options_of(name), f"backends.{name}."
+
+
+def _of_program(
+    program: Mapping[str, Any], where: str
+) -> Iterator[tuple[Mapping[str, Any], type[Struct], str]]:
+    yield program, programs.Program, where
+    for key, part in _named(program):
+        if key in PARTS_OF_PROGRAM:
+            yield part, PARTS_OF_PROGRAM[key], f"{where}{key}."
+    for pattern, role in _named(program.get("threads")):
+        yield role, programs.Helper, f"{where}threads.{programs.shown(pattern)}."
 
 
 def _options_of(backend: str) -> type[Struct]:
@@ -289,6 +303,8 @@ def _hint(key: str) -> str | None:
         return "queries with replicas by themselves are a section: a line [[elastic]]"
     if key == "prior":
         return "an order to begin with is a section: a line [[prior]], and below it policy"
+    if re.fullmatch(r"program\[\d+\]\.edges.*", key):
+        return 'OPERATOR = ["WHOM", "IT", "FEEDS"]'
     if key.startswith("program"):
         return "each program is a section: [[program]] with name and find, and [program.threads]"
     target = re.fullmatch(r"(?:policy\[\d+\]\.)?target\[\d+\]\.(\w+)", key)

@@ -14,6 +14,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from sched_ctl.errors import near_miss
+
 __all__ = [
     "COMM_LENGTH",
     "JAVA_LENGTH",
@@ -32,6 +34,7 @@ __all__ = [
     "fault_of",
     "faults",
     "shortest",
+    "shown",
 ]
 
 OPERATOR = "operator"
@@ -42,6 +45,7 @@ ROLES = (
 COMM_LENGTH = 15  # characters of a name that the kernel keeps, TASK_COMM_LEN - 1
 JAVA_LENGTH = 150  # of a name that a Java virtual machine tells, that are looked at
 LONGEST = 200  # characters of a pattern
+MOST_SHOWN = 40  # characters of a pattern in a message
 MOST_PATTERNS = 64
 MOST_CHOICES = 4  # of a pattern: 4 of 15 characters are 3,876 ways to match, 0.3 ms
 MOST_JAVA_CHOICES = 2  # 2 of 150 characters are 11,476 ways, 1 ms
@@ -188,7 +192,7 @@ def faults(programs: Iterable[Program]) -> Iterator[tuple[int, str, str, str | N
             yield place, "threads", f"more than {MOST_PATTERNS} patterns", "join some with |"
         for text, what in program.threads.items():
             if (found := _thread_fault(text, what, program)) is not None:
-                yield place, f"threads.{text[:40]!r}", *found
+                yield place, f"threads.{shown(text)}", *found
         if not program.whole and OPERATOR not in program.threads.values():
             hint = "'PATTERN' = \"operator\", or whole = true for the process as one"
             yield place, "threads", "no pattern is of operators", hint
@@ -199,12 +203,18 @@ def faults(programs: Iterable[Program]) -> Iterator[tuple[int, str, str, str | N
                 yield place, f"metrics.{key}", message, about
 
 
+def shown(pattern: str) -> str:
+    """A pattern of threads as messages name it."""
+    return repr(pattern if len(pattern) <= MOST_SHOWN else f"{pattern[:MOST_SHOWN]}...")
+
+
 def _thread_fault(text: str, what: str | Helper, program: Program) -> tuple[str, str | None] | None:
     known = ", ".join(ROLES)
     if isinstance(what, str) and what != OPERATOR:
-        return f"{what!r} is neither", f'write "operator" or {{ role = ... }}; roles: {known}'
+        said = f"{what!r} is neither{near_miss(what, [OPERATOR])}"
+        return said, f'write "operator" or {{ role = ... }}; roles: {known}'
     if isinstance(what, Helper) and what.role not in ROLES:
-        return f"there is no role {what.role!r}", f"roles: {known}"
+        return f"there is no role {what.role!r}{near_miss(what.role, ROLES)}", f"roles: {known}"
     fault = fault_of(text, MOST_JAVA_CHOICES if program.names == "java" else MOST_CHOICES)
     if fault is None and (needs := shortest(text)) > program.longest:
         told = f"no name has {needs} characters: they are cut at {program.longest}"

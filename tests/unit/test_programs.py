@@ -226,6 +226,37 @@ def test_what_is_wrong_is_said_with_its_place(
     assert caught.value.hint
 
 
+METRICS = "[program.metrics]\nprometheus='http://[::1]:1/m'\ntuples_in='n{l=\"$operator\"}'\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place", "meant"),
+    [
+        ("name =", "nam =", "nam", "name"),
+        ("find =", "fnd =", "fnd", "find"),
+        ("{ comm", "{ com", "find.com", "comm"),
+        ("program.threads", "program.thread", "thread", "threads"),
+        ("role =", "rol =", r"threads.'pool-\.\*'.rol", "role"),
+        ('"housekeeping"', '"hosekeeping"', "threads.'pool-", "housekeeping"),
+        ('= "operator"', '= "operater"', r"threads.*\.\.\.'", "operator"),
+        ("program.edges", "program.edge", "edge", "edges"),
+        ('["decode"]', '"decode"', "edges", "FEEDS"),
+        ("program.metrics", "program.metric", "metric", "metrics"),
+        ("prometheus", "promethus", "metrics.promethus", "prometheus"),
+        ("tuples_in", "tuple_in", "metrics.tuple_in", "tuples_in"),
+    ],
+)
+def test_of_a_slip_it_is_said_what_may_be_meant(
+    tmp_path: Path, old: str, new: str, place: str, meant: str
+) -> None:
+    good = GOOD + METRICS
+    assert load(written(tmp_path, good)) and old in good
+    with pytest.raises(ConfigError, match=rf"program\[0\]\.{place}") as caught:
+        load(written(tmp_path, good.replace(old, new, 1)))
+    told = f"{caught.value.message} {caught.value.hint}"
+    assert re.search(rf"did you mean '?{meant}'?\?|{meant}\"\]", told), told
+
+
 def test_two_of_one_name_are_refused_and_a_drop_in_replaces(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="this name already"):
         load(written(tmp_path, GOOD + GOOD))
