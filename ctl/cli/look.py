@@ -131,9 +131,14 @@ def _unnamed(settings: Settings) -> None:
         return
     declared = {one.name for one in settings.program}
     known = [one for one in program.shipped().values() if one.name not in declared]
-    here = finding.found(known)
+    here = finding.found([*known, *settings.program])
+
+    def processes(name: str) -> list[int]:
+        return [pid for mine in here[name].values() for pid in mine]
+
+    taken = {pid for name in declared for pid in processes(name)}
     for one in known:
-        if pids := [pid for mine in here[one.name].values() for pid in mine]:
+        if pids := [pid for pid in processes(one.name) if pid not in taken]:
             more = f" and {len(pids) - 3} more" if len(pids) > 3 else ""
             told = "" if one.threads else ", and only as a whole"
             show.text(

@@ -18,7 +18,7 @@ import pytest
 from fakes import Wakes
 from typer.testing import CliRunner
 
-from sched_ctl.cli import make_app
+from sched_ctl.cli import look, make_app
 from sched_ctl.config.dump import dump
 from sched_ctl.config.files import load, sections_of
 from sched_ctl.config.settings import ConfigError, SettingError, Settings
@@ -679,6 +679,24 @@ def test_another_users_process_is_not_in_the_way_of_roots(monkeypatch: pytest.Mo
 
 def test_nothing_is_found_that_nobody_declared() -> None:
     assert program.kind.find() == []
+
+
+def test_ours_is_not_offered_for_what_a_declaration_of_the_users_means(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = declared(OWN)
+    monkeypatch.setattr(
+        program, "shipped", lambda: {"ours": msgspec.structs.replace(own, name="ours")}
+    )
+    with cameras() as child:
+        offered = f"program:ours runs here (pid {child.pid})"
+        look._unnamed(Settings())
+        assert offered in capsys.readouterr().out
+        look._unnamed(Settings(program=(own,)))
+        assert capsys.readouterr().out == ""
+        other = msgspec.structs.replace(own, find=Find(comm="none"))
+        look._unnamed(Settings(program=(other,)))
+        assert offered in capsys.readouterr().out
 
 
 def test_explain_tells_each_thread_and_drafts_what_config_takes(tmp_path: Path) -> None:
