@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from engines.cluster import PROMETHEUS, Cluster, running
+from engines.compete import following, states
 from sched_ctl.drivers import Target
 from sched_ctl.drivers.flink import driver as flink
 from sched_ctl.drivers.flink import local as flink_local
@@ -159,6 +160,40 @@ def test_topology_fusion_and_threads(cluster: Cluster) -> None:
     assert {"network", "rpc", "metrics", "jit", "jvm"} <= {h.role for h in topology.helpers}
     operators = {thread for o in topology.operators for thread in o.threads}
     assert not operators & {helper.thread for helper in topology.helpers}
+
+
+def test_tasks_as_beam_names_them_are_found_named_and_ordered(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Its runner calls a task by its transforms: apache/beam#21463 has such a name in its log."""
+    beam = "[6]Assert$106/{GatherAll, Rewind, Never}/"
+    cluster.submit(name="light", prefix=beam, rate=100)
+    cluster.submit(name="chained", prefix=f"GroupByKey/{beam}", chain="true", rate=100)
+    with connected(cluster) as driver:
+        snapshot = polled(driver, complete)
+    light = {o.name: o for o in snapshot.topology.operators if o.query == "light"}
+    tasks = ("parse", "work", "egress", "sink: Writer")
+    assert set(light) == {f"Source: {beam}src", *(f"{beam}{task}" for task in tasks)}
+    (chained,) = [o for o in snapshot.topology.operators if o.query == "chained"]
+    assert chained.logical[1:] == tuple(f"GroupByKey/{beam}{task}" for task in tasks)
+    threads = [thread for o in (*light.values(), chained) for thread in o.threads]
+    assert len({thread.tid for thread in threads}) == len(light) + 1
+    for thread in threads:
+        stat = procfs.stat(thread.pid, thread.tid)
+        assert stat is not None and stat.name == thread.name[:15]
+    before = states(threads[0].pid)
+    policy = ("--policy", "multi-class", "--policy-option", 'classes={"light": "constant"}')
+    engine = f"flink:127.0.0.1:8081@{cluster.pid}"
+    with following([threads[0].pid], engine, tmp_path, (*policy, "--backend", "nice"), 1):
+
+        def nice(operator: PhysicalOperator) -> int:
+            stat = procfs.stat(operator.threads[0].pid, operator.threads[0].tid)
+            return -100 if stat is None else stat.nice
+
+        wait_until(lambda: max(map(nice, light.values())) < nice(chained), 60)
+    after = states(threads[0].pid)
+    both = before.keys() & after.keys()
+    assert {key: after[key] for key in both} == {key: before[key] for key in both}
 
 
 def test_a_python_process_goes_with_the_operator_that_started_it(
