@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from watching import observed, share
 
 from engines.cluster import CACHE
 from sched_ctl.drivers import Target
@@ -20,6 +21,8 @@ from sched_ctl.model.topology import Snapshot
 from support import wait_until
 
 pytestmark = [pytest.mark.engine, pytest.mark.needs("root", "java")]
+
+WINDOWS = 20
 
 
 @pytest.fixture(scope="module")
@@ -132,3 +135,16 @@ def test_counters_that_start_anew_at_each_report(classes: Path) -> None:
         roles = {helper.thread.name: helper.role for helper in snapshot.topology.helpers}
         assert roles["metrics-graphite-reporter-1-thread-1"] == "metrics"
         checked(snapshot, process)
+
+
+def test_who_backs_off_waits_for_input_and_who_sleeps_on_its_work_does_not(
+    classes: Path, tmp_path: Path
+) -> None:
+    """Both sleep at the same place. What came meanwhile is no backlog."""
+    with query(classes, "files", str(tmp_path)) as process:
+        pid = str(process.pid)
+        seen = observed(Target("liebre", pid, process.pid), liebre.kind, WINDOWS)
+    told = {name: of[-WINDOWS // 2 :] for name, of in seen.items()}  # what files tell is old
+    label = next(name.partition("/")[0] for name in told if name.endswith("/sink"))
+    assert share(told, f"{label}/map_1", "input-bound", "cpu-starved") >= 0.9
+    assert share(told, f"{label}/sink", "io-bound") >= 0.9

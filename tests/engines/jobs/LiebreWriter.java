@@ -12,7 +12,7 @@ import java.util.concurrent.atomic.AtomicLong;
 
 /**
  * Three threads that are named, and that count, as Liebre's do: source > map_1 > sink, of which the
- * sink takes a tenth of what comes. Liebre itself is in no package registry.
+ * sink takes a fraction of what comes. Liebre itself is in no package registry.
  *
  * <p>Arguments: "files" FOLDER, or "graphite" PORT PREFIX. Ends when its input does, and then prints
  * what was added to and taken from each stream.
@@ -63,19 +63,26 @@ public final class LiebreWriter {
         TRUTH.get(name).incrementAndGet();
     }
 
-    /** Takes from `from`, waits, gives to `to`. */
-    private static void operator(String name, String from, String to, long millis) {
+    /** As Liebre's streams are read: who finds nothing sleeps, from 1 to 10 ms, and looks again. */
+    private static void taken(LinkedBlockingQueue<Integer> queue) throws InterruptedException {
+        for (long millis = 1; queue.poll() == null; millis = Math.min(10, 2 * millis)) {
+            Thread.sleep(millis);
+        }
+    }
+
+    /** Takes from `from`, waits, gives to `to`, so many each time. */
+    private static void operator(String name, String from, String to, long millis, int times) {
         Thread thread =
                 new Thread(
                         () -> {
                             try {
                                 while (true) {
                                     if (from != null) {
-                                        QUEUES.get(from).take();
+                                        taken(QUEUES.get(from));
                                         count(from + ".OUT");
                                     }
                                     Thread.sleep(millis);
-                                    if (to != null) {
+                                    for (int i = 0; to != null && i < times; i++) {
                                         count(to + ".IN");
                                         QUEUES.get(to).put(1);
                                     }
@@ -146,9 +153,9 @@ public final class LiebreWriter {
         }
         Thread helper = new Thread(() -> QUEUES.clear(), "Thread-0"); // a shutdown hook, as Liebre's
         Runtime.getRuntime().addShutdownHook(helper);
-        operator("sink", "map_1_sink", null, 20);
-        operator("map_1", "source_map_1", "map_1_sink", 0);
-        operator("source", null, "source_map_1", 2);
+        operator("sink", "map_1_sink", null, 20, 1);
+        operator("map_1", "source_map_1", "map_1_sink", 0, 1);
+        operator("source", null, "source_map_1", 2, 5);
         System.out.println("ready");
         System.in.read();
         for (Map.Entry<String, AtomicLong> entry : TRUTH.entrySet()) {
