@@ -97,6 +97,7 @@ SOON = 2
 DOUBT = math.log(1.1)
 REOPEN, REOPEN_AT_MOST = 180, 2160  # phases
 USUAL = 16  # phases that say under what the winner won
+LONG = 3.0  # phases that one counts as at most, as it is one look
 CHANGED_RATE, CHANGED_TIME = math.log(1.25), math.log(2.0)
 ODD = 1e-4  # chance that a phase is taken for another than usual; it takes two in a row
 
@@ -119,12 +120,13 @@ class Score(NamedTuple):
 @dataclass(frozen=True)
 class Figures:
     """What one phase gave. pressed: threads waited for a CPU. over: it was a whole phase; what one
-    that ended early took in tells nothing.
+    that ended early took in tells nothing. phases: how many of the usual length it was as long as.
     """
 
     effects: tuple[Effect, ...] = ()
     pressed: bool = True
     over: bool = True
+    phases: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,7 @@ class Race:
     checks: tuple[Score, ...] = ()
     before: Figures | None = None
     own: Figures | None = None
-    quiet: int = 0  # phases since the winner won
+    quiet: float = 0.0  # phases since the winner won, long ones as several
     check_in: int = RARE
     reopen_after: int = REOPEN
     usual: tuple[Figures, ...] = ()
@@ -524,7 +526,7 @@ def _kept(race: Race, winner: int, why: str) -> Race:
         checks=(),
         before=None,
         own=None,
-        quiet=0,
+        quiet=0.0,
         check_in=_pause(ratio),
         reopen_after=min(2 * race.reopen_after, REOPEN_AT_MOST) if again else REOPEN,
         usual=(),
@@ -545,7 +547,7 @@ def _pause(ratio: float) -> int:
 
 def _watch(race: Race, figures: Figures) -> Race:
     """A phase after the race: of the winner, or of the system's own between two of the winner's."""
-    race = replace(race, quiet=race.quiet + 1)
+    race = replace(race, quiet=race.quiet + _length(figures))
     if race.drop and race.turn == race.kept:
         return replace(race, drop=False)
     if race.turn == 0 and race.kept:
@@ -555,7 +557,7 @@ def _watch(race: Race, figures: Figures) -> Race:
         if race.mode == "race":
             return race
     why = ""
-    if len(race.usual) < USUAL:
+    if sum(map(_length, race.usual)) < USUAL:
         race = replace(race, usual=(*race.usual, figures))
     else:
         why = changed(race.usual, figures)
@@ -571,6 +573,11 @@ def _watch(race: Race, figures: Figures) -> Race:
     if race.check_in <= 1:
         return replace(race, turn=0, before=figures, check_in=_pause(race.arms[race.kept].ratio))
     return replace(race, check_in=race.check_in - 1)
+
+
+def _length(figures: Figures) -> float:
+    """Phases that one counts as where time does."""
+    return min(max(1.0, figures.phases), LONG)
 
 
 def _checked(race: Race, after: Figures) -> Race:

@@ -98,6 +98,11 @@ class Instead:
         return self.guard is None and (self.trial is None or self.trial.calm)
 
     @property
+    def leaves_all(self) -> bool:
+        """Whether the system's own scheduling stays, as far as is known."""
+        return self.resting or (self.trial is not None and self.trial.leaves_all)
+
+    @property
     def lifts(self) -> bool:
         """Whether an operator may come to be above what it had."""
         return self.trial is None or self.trial.lifts

@@ -8,6 +8,10 @@ passes more frequent. Without PSI, or while somebody looks at verdicts, every pa
 those that would find what the one before did: a policy that goes by averages alone decides anew
 when these have moved on, some times a second at most.
 
+While a race or the guard has left all to the system nothing depends on a pass, and on a slow CPU it
+costs the engine more than it tells: passes are rare under pressure as well, but not so rare that
+another load, for which the race opens again, would be seen late.
+
 Nor do passes take more of a CPU than `cpu_limit`: on a slow machine they are further apart. What
 engines' answers cost does not count here: see `engines.budget`.
 """
@@ -32,6 +36,7 @@ PRESSED_SHARE = 0.10  # so much is
 # The kernel looks ten times a window, and allows none below half a second.
 TRIGGER_WINDOW_S = 0.5
 TRIGGER_SHARE = 0.02  # what is stalled for so much of a window is no calm any more
+LEFT_S = 5.0  # between passes while all is left to the system, at most
 COSTS = 5  # passes whose median counts: one that met a new engine costs much, once
 REMARKABLE = 1.5  # periods between two passes
 
@@ -74,7 +79,8 @@ class Pace:
     def due(self, rules: Sequence[Rule], now_s: float, *, all_seen: bool = False) -> list[Rule]:
         """Those whose pass is to be run now. The timers of those that rest are moved on.
 
-        all_seen: no pass is left out because it would find what the one before did.
+        all_seen: no pass is left out because it would find what the one before did, or because
+        all is left to the system.
         """
         ticking = [rule for rule in rules if not rule.urgent and rule.timer.is_due(now_s)]
         due = [rule for rule in rules if rule.urgent]
@@ -96,8 +102,9 @@ class Pace:
         for rule in ticking:
             # By its deadline: one that the loop comes late for does not shift those that follow.
             due_s, tick_s = rule.timer.due_s, rule.timer.period_s
-            wanted_s = self._wanted_s(rule.section.period or 1.0, now_s)
-            if rule.name in self._stirred:
+            left = rule.leaves_all and not all_seen
+            wanted_s = self._wanted_s(rule.section.period or 1.0, now_s, left=left)
+            if rule.name in self._stirred and not left:  # else nothing is to be put in its place
                 wanted_s = min(wanted_s, max(tick_s, self.least_s))
             since_s = due_s - self._ran_s.get(rule.name, float("-inf"))
             timely = wanted_s <= tick_s or since_s >= wanted_s - tick_s / 2
@@ -181,7 +188,8 @@ class Pace:
         if self._trigger is not None:
             self._trigger.close()
 
-    def _wanted_s(self, period_s: float, now_s: float) -> float:
+    def _wanted_s(self, period_s: float, now_s: float, *, left: bool) -> float:
+        """left: all is left to the system."""
         share = self.some_share
         if self._pressed_s and share >= PRESSED_SHARE:
             period_s = min(period_s, self._pressed_s)
@@ -189,4 +197,6 @@ class Pace:
             return period_s
         if share < CALM_SHARE:
             period_s = max(period_s, self._calm_s)
+        elif left and not self._pressed_s:
+            period_s = max(period_s, min(self._calm_s, LEFT_S))
         return max(period_s, self.least_s)

@@ -185,6 +185,21 @@ class Rule:
             )
         )
 
+    @property
+    def leaves_all(self) -> bool:
+        """Whether nothing is ordered, as a race or the guard found, nor will be at the next pass.
+
+        What the user wants more than that is looked after at each pass.
+        """
+        section = self.section
+        return (
+            bool(self.schedules)
+            and not (section.switch or section.shares or section.target)
+            and not (self.problem or self.applied.problems)
+            and self.instead.leaves_all
+            and all(map(self.instead.own_in, self.schedules))
+        )
+
     def _holds(self, domain: str, schedule: Schedule, then_s: float) -> bool:
         asked, decided = self.decided.get(domain, (None, None))
         return (

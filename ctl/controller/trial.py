@@ -148,6 +148,13 @@ class Trial:
         """Whether the system's own scheduling is in force."""
         return self.race.arms[self.race.turn].name == OS
 
+    @property
+    def leaves_all(self) -> bool:
+        """Whether the system's own scheduling stays, as far as is known: it has won, or a phase has
+        told that nobody waits.
+        """
+        return self.own and self.calm and self.race.arms[0].phases > 0
+
     def section(self, section: Section) -> Section:
         """The rule's section, with the policy whose turn it is."""
         turn = self.race.turn or self.race.kept or 1
@@ -201,7 +208,7 @@ class Trial:
         if not over:  # harm at one engine waits for no other to tell
             spans = {name: span for name, span in spans.items() if not few(spans, (name,))}
         found = all_effects(spans, wanted, {} if targets is None else targets())
-        figures = self._figures(found, over=over)
+        figures = self._figures(found, over=over, phases=passed_s / self.phase_s)
         if not over and not races.harms(self.race, figures):
             return False
         turn, kept = self.race.turn, self.race.kept
@@ -218,7 +225,7 @@ class Trial:
         self.began_s, self.spans, self.pressure = math.nan, {}, []
         return turn != self.race.turn
 
-    def _figures(self, found: tuple[Effect, ...], *, over: bool) -> Figures:
+    def _figures(self, found: tuple[Effect, ...], *, over: bool, phases: float) -> Figures:
         known = [share for share in self.pressure if math.isfinite(share)]
         pressed = statistics.fmean(known) >= PRESSED if known else True
         # Whether tuples wait without an order: one by which none does is what a race looks for.
@@ -228,7 +235,7 @@ class Trial:
             for effect in found
             if math.isfinite(effect.time_s) or math.isfinite(effect.tuples_in)
         )
-        return Figures(found, pressed and waited, over)
+        return Figures(found, pressed and waited, over, phases)
 
 
 def told(trial: Trial) -> dict[str, Any]:

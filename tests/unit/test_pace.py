@@ -25,14 +25,21 @@ class FakeGauge(Gauge):
 
 
 def passes(
-    share: float | None, seconds: float, *, calm: float = 5.0, pressed: float = 0.0, **more: float
+    share: float | None,
+    seconds: float,
+    *,
+    calm: float = 5.0,
+    pressed: float = 0.0,
+    kind: "type[Rule]" = Rule,
+    all_seen: bool = False,
+    **more: float,
 ) -> list[float]:
     """When a rule with a period of 1 s has its passes, if it is looked at when it asks for it."""
     gauge = FakeGauge(share)
     pace = Pace(calm, pressed, gauge)
     pace.watched_until_s = more.get("watched", 0.0)
     section = Section(name="r", policy="qs", period=1.0)
-    rule = Rule(section, make_policy(section, "nice"), "nice", Timer(tick_s(1.0, pressed), 0.0))
+    rule = kind(section, make_policy(section, "nice"), "nice", Timer(tick_s(1.0, pressed), 0.0))
     rule.urgent = False
     ran = []
     late = itertools.cycle((more.get("late", 0.0), 0.0))
@@ -42,7 +49,7 @@ def passes(
         if now_s >= more.get("stirred", float("inf")):
             pace.stir(rule)
             more["stirred"] = float("inf")
-        if pace.due([rule], now_s):
+        if pace.due([rule], now_s, all_seen=all_seen):
             ran.append(now_s)
             rule.timer.done(now_s)
     assert rule.timer.missed == 0
@@ -59,6 +66,31 @@ def test_the_first_look_that_finds_pressure_runs_the_pass() -> None:
 
 def test_threads_that_came_or_went_are_seen_to_at_the_next_tick() -> None:
     assert passes(0.0, 12, stirred=2) == [0, 2, 7]
+
+
+class Left(Rule):
+    """One that leaves all to the system."""
+
+    @property
+    def leaves_all(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("share", [0.05, 1.0, None, float("nan")])
+def test_where_all_is_left_to_the_system_passes_are_rare_under_pressure(
+    share: float | None,
+) -> None:
+    assert passes(share, 12, kind=Left) == [0, 5, 10]
+    assert passes(share, 12, kind=Left, calm=60.0) == [0, 5, 10], "else a step is seen late"
+    assert passes(share, 12, kind=Left, stirred=2) == [0, 5, 10], "there is nothing to see to"
+    assert passes(share, 12, kind=Left, watched=3.5) == [0, 1, 2, 3, 8]
+    assert passes(share, 4, kind=Left, all_seen=True) == [0, 1, 2, 3], "it is recorded"
+    assert passes(share, 4, kind=Left, calm=1.0) == [0, 1, 2, 3], "the user says so"
+
+
+def test_who_wants_frequent_passes_under_pressure_has_them() -> None:
+    assert passes(0.5, 1, kind=Left, pressed=0.25) == [0, 0.25, 0.5, 0.75]
+    assert passes(0.0, 12, kind=Left, calm=10.0) == [0, 10], "nobody waits"
 
 
 @pytest.mark.parametrize("share", [0.05, 1.0, None, float("nan")])

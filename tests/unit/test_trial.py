@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from fakes import USER, FakeBackend, FakeEngine, backends, chains, drive, of_user
 
-from sched_ctl.adapt.race import Race, opened
+from sched_ctl.adapt.race import Figures, Race, opened, step
 from sched_ctl.backends import Applied
 from sched_ctl.config.settings import Prior, Section, Settings, Switch
 from sched_ctl.controller import races
@@ -20,6 +20,7 @@ from sched_ctl.controller.loop import Controller
 from sched_ctl.controller.pace import Pace
 from sched_ctl.controller.rule import Rule, automatic
 from sched_ctl.controller.trial import Trial, candidates
+from sched_ctl.engines.owners import COMMON
 from sched_ctl.errors import UserError
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.schedule import Schedule
@@ -226,6 +227,80 @@ def test_shares_and_names_are_not_raced() -> None:
             assert all(schedule.threads for schedule in backend.schedules)
 
         drive(controller, script)
+
+
+def test_what_has_been_left_to_the_system_is_looked_at_rarely_and_raced_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All orders harm; then four times as much waits."""
+    monkeypatch.setattr(races, "candidates", lambda *_: ("light-first", "hr"))
+    engine, more = FakeEngine(queries={"a": 2, "b": 2}), [1.0]
+
+    class Telling(FakeBackend):
+        def apply(self, schedule: Schedule) -> Applied:
+            engine.queue = np.full(4, more[0] * (9000.0 if schedule.threads else 100.0))
+            return super().apply(schedule)
+
+    gauge = FakeGauge()
+    controller = raced(engine, Telling(), gauge, Section(), race=0.1)
+    gauge.share = 0.5
+    controller.pace = Pace(0.1, 0.0, gauge)
+    [rule] = controller.rules
+    race = Race(())
+
+    def now() -> Race:
+        return rule.instead.trial.race if rule.instead.trial is not None else race
+
+    async def script() -> None:
+        await until(lambda: now().mode == "kept")
+        assert now().kept == 0 and now().races == 1 and rule.leaves_all
+        passes, rested = rule.passes, controller.pace.rested
+        await until(lambda: sum(one.phases for one in now().usual) >= 16)
+        left_out = controller.pace.rested - rested
+        assert left_out > 2 * (rule.passes - passes), "under pressure"
+        more[0] = 4.0
+        engine.queue = np.full(4, 400.0)
+        await until(lambda: now().mode == "race")
+        assert "the time in the system" in now().why and not rule.leaves_all
+
+    drive(controller, script)
+
+
+def test_who_leaves_all_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine(queries={"a": 2, "b": 2})
+    controller = raced(engine, FakeBackend(), FakeGauge(), Section(), race=10)
+    [rule] = controller.rules
+
+    def left(race: Race, domain: str = COMMON, **changes: Any) -> bool:
+        rule.section = msgspec.structs.replace(rule.section, **changes)
+        rule.instead.trial = Trial(race, "light-first", 10.0)
+        rule.instead.trial.whose = domain
+        return rule.leaves_all
+
+    async def script() -> None:
+        await until(lambda: rule.schedules)
+        nobody = Figures(pressed=False)
+        fresh = opened(("light-first", "hr"), kept=0)
+        calm = replace(fresh, turn=0)
+        assert not left(calm), "whether somebody waits is not known yet"
+        calm = step(calm, nobody)
+        assert left(calm)
+        assert not left(step(replace(fresh, kept=1, turn=1), nobody)), "an order is in force"
+        assert not left(step(calm, Figures())), "it races"
+        kept = replace(calm, mode="kept", races=1)
+        assert left(kept) and not left(replace(kept, kept=1, turn=1))
+        assert not left(kept, str(USER)), "the others have what auto is for them"
+        assert not left(kept, target=(Target(queries=("a",), latency="1s"),))
+        assert left(kept, target=())
+        assert not left(kept, shares={"a": 2.0}) and left(kept, shares={})
+        rule.problem = "something"
+        assert not left(kept)
+        rule.problem = rule.instead.trial = None
+        assert not rule.leaves_all
+        rule.instead.give_up()
+        assert rule.leaves_all, "the guard found that all of it harms"
+
+    drive(controller, script)
 
 
 def test_two_races_take_turns() -> None:
