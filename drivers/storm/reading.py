@@ -38,6 +38,7 @@ class Reading:
         self._latency = _Latency(self._n, mine)
         # By operator, for workers report on their own: when a length came last, and how often.
         self._last_s: Array = np.full(self._n, -math.inf)
+        self._reports: Array = np.zeros(self._n)
         self._periods_s: Array = np.full(self._n, math.nan)
 
     @property
@@ -53,14 +54,15 @@ class Reading:
         return float(known.max()) if len(known) else math.nan
 
     def _follow(self) -> None:
-        newest_s = self._queues[0].newest()
+        newest_s, reports = self._queues[0].newest(), self._queues[0].reports()
         with np.errstate(invalid="ignore"):
             passed = newest_s - self._last_s
-        # The shortest of late: we may look less often than reports come.
-        shortest = np.fmin(passed, 1.1 * self._periods_s)
+        # The shortest of late; we may look less often than reports come.
+        each = passed / np.maximum(reports - self._reports, 1)
+        shortest = np.fmin(each, 1.1 * self._periods_s)
         came = (passed > 0) & np.isfinite(self._last_s)
         self._periods_s = np.where(came, shortest, self._periods_s)
-        self._last_s = newest_s
+        self._last_s, self._reports = newest_s, reports
 
     def columns(self) -> dict[str, Array]:
         """The columns of PROVIDES, now."""
@@ -97,6 +99,12 @@ class _Column:
         """(n,) when each row's last value came."""
         found: Array = np.full(self.n, -np.inf)
         np.maximum.at(found, self.rows, self.received())
+        return found
+
+    def reports(self) -> Array:
+        """(n,) how often values of each row came, of that which came most often."""
+        found: Array = np.zeros(self.n)
+        np.maximum.at(found, self.rows, [float(one.reports) for one in self.series])
         return found
 
     def largest(self, oldest_s: float) -> Array:

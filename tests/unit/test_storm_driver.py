@@ -263,6 +263,28 @@ def test_two_workers_that_report_soon_after_another_are_both_known_until_their_n
     assert made.period_s == pytest.approx(10.0)
 
 
+def test_reports_that_come_more_often_than_we_look_are_no_rare_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Four a second, looked at each five seconds; then one each three seconds indeed."""
+    clock = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    series = reported()
+    made = Reading(running(), take_apart(TOPOLOGY, series))
+
+    def look(times: int, period_s: float) -> float:
+        for _ in range(times * 15):
+            clock[0] += period_s
+            for one in series.values():
+                one.take(one.value, clock[0])
+            if clock[0] % 5 == 0:
+                made.columns()
+        return made.period_s
+
+    assert look(40, 0.25) == pytest.approx(0.25)
+    assert look(40, 3.0) == pytest.approx(3.0)
+
+
 def test_complete_latency_counts_while_tuples_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a spout reports stands still with it; one of two streams that is done is enough."""
     now_s = 100.5
