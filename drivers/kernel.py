@@ -275,6 +275,15 @@ class KernelDriver:
             for tid, thread in self._threads.items()
         )
 
+    def _how(self, sort: Sorted, *, several: bool) -> str:
+        """Who feeds whom, in words; nothing where nobody does. several: operators of a query."""
+        if sort.edges is None and self._untraced:
+            return f"; nobody tells what they hand on: {self._untraced}"
+        if not several:
+            return ""
+        told = "who wakes another feeds it"
+        return f", and {told if sort.edges is None else 'its declaration says who feeds whom'}"
+
     def _made(self) -> Topology:
         tids = [(pid, tid) for pid in self._pids for tid in procfs.tids(pid)]
         self._tids = {tid for _, tid in tids}
@@ -284,13 +293,9 @@ class KernelDriver:
         operators = sort.operators if sort.edges is not None else self._apart(sort.operators)
         logical = dict.fromkeys((one.query, name) for one in operators for name in one.logical)
         edges = self._seen(operators) if sort.edges is None else sort.edges
-        notes = [*sort.notes, "its threads are its operators, and who wakes another feeds it"]
-        if sort.edges is not None:
-            notes[-1] = "its threads are its operators, and its declaration says who feeds whom"
-        elif self._untraced:
-            notes[-1] = (
-                f"its threads are its operators; nobody tells what they hand on: {self._untraced}"
-            )
+        notes = [*sort.notes]
+        if how := self._how(sort, several=len(logical) > len({query for query, _ in logical})):
+            notes.append(f"its threads are its operators{how}")
         if len(tids) > MOST_THREADS:
             notes.append(f"{len(tids) - MOST_THREADS} threads beyond {MOST_THREADS} are left alone")
         return Topology(

@@ -343,6 +343,7 @@ def test_a_process_without_named_threads_is_taken_whole() -> None:
 
 def test_a_whole_program_runs_as_one_operator_of_all_its_threads(tmp_path: Path) -> None:
     text = GOOD.replace("[program.threads]", "whole = true\n[program.threads]").replace("q_", "z_")
+    text = text.partition("[program.edges]")[0]
     with cameras() as child:
         driver = program.declared([declared(text)]).connect(Target("program", "cameras"))
         try:
@@ -351,6 +352,10 @@ def test_a_whole_program_runs_as_one_operator_of_all_its_threads(tmp_path: Path)
             assert {t.name for t in operator.threads} >= {"q_a_capture", "pool-1", "stranger"}
             columns = driver.poll(1.0).columns
             assert len(columns["tuples_in"]) == 1 and columns["thread_cpu_time"][0] > 0
+            assert isinstance(driver, program.ProgramDriver)
+            assert "nobody tells" in driver.poll(1.0).topology.notes[-1]
+            driver._untraced = ""
+            assert driver._made().notes == (program.WHOLE,), "it feeds nobody"
         finally:
             driver.close()
         assert child.poll() is None
