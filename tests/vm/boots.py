@@ -277,7 +277,8 @@ class Boot(Job):
             return  # it has failed at one of several attempts
         new = result.outcome == "failed" and check not in self.first
         if new and sum(path == check[0] for path, _ in self.first) < SECOND_ATTEMPTS:
-            self.first[check], self.passes[check] = result.text, AGAIN
+            self.first[check] = f"{result.output}\n{result.text}".strip()
+            self.passes[check] = AGAIN
             self.close()
             return
         if result.outcome == "passed" and self.passes.get(check, 1) > 1:
