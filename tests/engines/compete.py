@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from still import still
 
 from engines.cluster import Cluster
 from sched_ctl.kernel import procfs
@@ -154,11 +155,12 @@ def phases(
 
 
 def _measure(cluster: Cluster, *, scheduled: bool, seconds: float) -> Phase:
-    time.sleep(SETTLE_S)  # what was queued under the other regime has gone
-    begin, used = time.monotonic(), _cpu_time(cluster)
-    time.sleep(seconds)
-    end = time.monotonic()
-    return Phase(scheduled, begin, end, (_cpu_time(cluster) - used) / (end - begin))
+    with still():
+        time.sleep(SETTLE_S)  # what was queued under the other regime has gone
+        begin, used = time.monotonic(), _cpu_time(cluster)
+        time.sleep(seconds)
+        end, used_then = time.monotonic(), _cpu_time(cluster)
+    return Phase(scheduled, begin, end, (used_then - used) / (end - begin))
 
 
 def _cpu_time(cluster: Cluster) -> float:

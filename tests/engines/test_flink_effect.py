@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from labs import SOON_S, command, sched_ctl
+from still import still
 from watching import Seen, observed, share, undisturbed
 
 from engines.cluster import Cluster
@@ -21,7 +22,7 @@ from sched_ctl.kernel import procfs
 from sched_ctl.runfolder import RunFolder
 from support import disturbed, wait_until
 
-pytestmark = [pytest.mark.engine, pytest.mark.quiet, pytest.mark.needs("root", "java")]
+pytestmark = [pytest.mark.engine, pytest.mark.quiet(whole=False), pytest.mark.needs("root", "java")]
 
 OPERATORS = 5  # threads of a query without replicas
 # More than one CPU can do; every hundredth tuple is written down.
@@ -58,7 +59,8 @@ def test_each_job_is_held_by_what_holds_it(cluster: Cluster) -> None:
     try:
         for _ in range(3):
             who = "single/single-work", cluster.task_managers[0].pid, "single-work"
-            seen = undisturbed(target, flink.kind, WINDOWS, *who)
+            with still():
+                seen = undisturbed(target, flink.kind, WINDOWS, *who)
             if seen is not None:
                 break
         else:
@@ -84,7 +86,8 @@ def test_replicas_that_share_a_lock_are_held_by_it(cluster: Cluster, tmp_path: P
     """Of three that hold it in turns each sleeps for two thirds of its time at the lock."""
     cluster.submit(name="guarded", rate=400, lock_ms=10, parallelism=3)
     target = target_of(cluster)
-    seen = observed(target, flink.kind, WINDOWS)
+    with still():
+        seen = observed(target, flink.kind, WINDOWS)
     told(seen)
     assert share(seen, "guarded", "lock-bound") >= 0.8
     assert "more replicas would wait" in seen["guarded"][-1]["advice"]
@@ -116,7 +119,8 @@ def test_a_job_beside_hogs_is_starved(cluster: Cluster) -> None:
                 os._exit(0)
             pids.append(pid)
         cluster.pin({cpu})
-        seen = observed(target, flink.kind, WINDOWS)
+        with still():
+            seen = observed(target, flink.kind, WINDOWS)
     finally:
         cluster.pin(os.sched_getaffinity(0))
         for pid in pids:
@@ -175,7 +179,7 @@ def test_shares_divide_the_ingestion(one_cpu: Cluster, tmp_path: Path) -> None:
     wait_until(lambda: min(map(written, outs.values())) > WARM, 60, f"{WARM} lines of each query")
     before = states(pid)
     arguments = ["--policy", "constant", "--share", "small=1", "--share", "large=4"]
-    with loaded(one_cpu, tmp_path, arguments, 2 * OPERATORS):
+    with loaded(one_cpu, tmp_path, arguments, 2 * OPERATORS), still():
         time.sleep(2)
         begin, used = time.monotonic(), used_by(pid, outs)
         time.sleep(8)

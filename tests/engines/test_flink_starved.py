@@ -21,7 +21,7 @@ from engines.compete import following
 from sched_ctl.kernel import procfs
 from sched_ctl.service.socket import request
 
-pytestmark = [pytest.mark.engine, pytest.mark.quiet, pytest.mark.needs("root", "java")]
+pytestmark = [pytest.mark.engine, pytest.mark.quiet(whole=False), pytest.mark.needs("root", "java")]
 
 HOGS = 20
 # The last so many CPUs, each with so many hogs.

@@ -10,7 +10,7 @@ import pytest
 
 ATTACKS = ("lock", "births", "answers", "words", "rows")
 
-pytestmark = [pytest.mark.host, pytest.mark.quiet, pytest.mark.needs("root", "cc")]
+pytestmark = [pytest.mark.host, pytest.mark.quiet(whole=False), pytest.mark.needs("root", "cc")]
 
 
 def test_roots_passes_go_on_beside_each_attack() -> None:

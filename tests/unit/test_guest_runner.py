@@ -41,6 +41,8 @@ class Guest:
     def give_way(self, nice):
         with open("nice", "a") as file:
             print(self.said, nice, file=file)
+    def pause(self, *, paused):
+        note(f"{'stop' if paused else 'go on'} {self.said}")
     def fileno(self):
         return self.process.stdout.fileno()
     def piece(self):
@@ -305,6 +307,46 @@ def test_guests_begin_beside_other_tests(tmp_path: Path) -> None:
     nice = (tmp_path / "nice").read_text().splitlines()
     assert nice[:3] == ["6.16 1 exact 19", "6.18 1 exact 19", "6.16 2 real 0"]
     assert "6 passed" in done.stdout
+
+
+STOPS = """
+import pytest
+from pathlib import Path
+from still import still
+
+def stopped():
+    said = Path("notes").read_text()
+    return said.count("stop ") - said.count("go on ")
+
+def test_beside():
+    assert stopped() == 0
+
+@pytest.mark.quiet
+def test_all_of_it():
+    assert stopped() == 2
+    with still():
+        assert stopped() == 2
+    assert stopped() == 2
+
+@pytest.mark.quiet(whole=False)
+def test_what_it_measures():
+    assert stopped() == 0
+    with pytest.raises(ZeroDivisionError), still():
+        with still():
+            assert stopped() == 2
+        assert stopped() == 2
+        1 / 0
+    assert stopped() == 0
+
+def test_after():
+    assert stopped() == 0
+"""
+
+
+def test_guests_stand_still_while_a_test_compares(tmp_path: Path) -> None:
+    done = run(tmp_path, guest_exact=LIFTED, test_plain=PLAIN, test_stops=STOPS)
+    assert done.returncode == 0, done.stdout
+    assert "8 passed" in done.stdout
 
 
 KNOWN = """

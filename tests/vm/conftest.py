@@ -46,6 +46,7 @@ import lane
 import pytest
 import qemu
 import roots
+import still
 from vm.boots import GIVES_WAY, Boot, Command, Line, settings_of
 
 ROOT = Path(__file__).parents[2]
@@ -213,7 +214,7 @@ def qemu_at_hand() -> bool:
 
 
 class Beside:
-    """Looks after guests between tests. They pause during a test that is marked `quiet`.
+    """Looks after guests between tests. They pause for those that are marked `quiet` (`still`).
 
     What they need and is not at hand is fetched first; who does not need it does not wait for it.
     """
@@ -264,15 +265,11 @@ class Beside:
         needs_guests = item.get_closest_marker("vm") is not None
         if needs_guests or guest.missing() is not None:
             return (yield)
-        others = self.go_on()
-        quiet = item.get_closest_marker("quiet") is not None
-        for other in others if quiet else ():
-            other.pause(paused=True)
-        try:
+        still.BESIDE[:] = self.go_on()
+        quiet = item.get_closest_marker("quiet")
+        whole = quiet is not None and quiet.kwargs.get("whole", True)
+        with still.still() if whole else contextlib.nullcontext():
             return (yield)
-        finally:
-            for other in others if quiet else ():
-                other.pause(paused=False)
 
 
 class GuestFile(pytest.File):
