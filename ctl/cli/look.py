@@ -353,7 +353,7 @@ def plan(
     from sched_ctl.runfolder import RunFolder
     from sched_ctl.service import bottlenecks, views
     from sched_ctl.service import session as loading
-    from sched_ctl.service.idle import nothing
+    from sched_ctl.service.idle import nothing, unheard
     from sched_ctl.service.sections import check_sections
 
     check_sections(settings)
@@ -379,8 +379,11 @@ def plan(
         planned.show_replicas(wanting)
         for problem in problems:
             show.text(show.short(problem, 240))
+        told = views.status(controller)
+        if (late := unheard(told)) is not None:
+            show.text(late)
         in_force = _in_force(Path(settings.run_dir), left=journals.is_left(journal))
-        _show_changes(plans, views.status(controller), in_force)
+        _show_changes(plans, told, in_force)
     for rule in plans:
         if rule["problem"]:
             raise UserError(f"policy {rule['name']}: {rule['problem']}")

@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-__all__ = ["idle", "nothing"]
+__all__ = ["idle", "nothing", "unheard"]
 
 CALM = 0.01  # of the last 10 s in which some thread waited for a CPU: nothing waits
 
@@ -37,6 +37,13 @@ def nothing(status: dict[str, Any]) -> str:
     if not threads:
         return "no thread of an operator is known: sched-ctl engines says why"
     return "too early to tell: ask again in some seconds"
+
+
+def unheard(status: dict[str, Any]) -> str | None:
+    """Which engines an order is without, as they have not answered, nor said why; None: none."""
+    late = [e["engine"] for e in status["engines"] if e["state"] == "new" and not e["problem"]]
+    names = ", ".join(late[:5])
+    return f"{names} has not answered yet, and is not in this order: try again" if late else None
 
 
 def idle(status: dict[str, Any]) -> str | None:

@@ -11,7 +11,7 @@ from sched_ctl.drivers import DriverKind
 from sched_ctl.engines.remarks import Remarks
 from sched_ctl.metrics.window import Window
 from sched_ctl.service import views
-from sched_ctl.service.idle import nothing
+from sched_ctl.service.idle import nothing, unheard
 
 
 def engine(state: str = "ok", queries: tuple[str, ...] = ("q",), threads: int = 3) -> Any:
@@ -41,6 +41,15 @@ def test_only_who_was_waited_for_may_lack_cpu_time() -> None:
 )
 def test_it_says_what_is_so(engines: list[Any], said: str) -> None:
     assert nothing({"engines": engines}).startswith(said)
+
+
+def test_an_order_without_an_engine_says_so() -> None:
+    """It was named, and the order of the others looked like the whole of it."""
+    late = engine("new") | {"engine": "program:x", "problem": None}
+    ok, refused = engine() | {"problem": None}, engine("new") | {"problem": "refused"}
+    said = unheard({"engines": [ok, late, refused]})
+    assert said is not None and said.startswith("program:x has not answered yet")
+    assert unheard({"engines": [ok, refused]}) is None, "what is wrong is told already"
 
 
 def test_what_looks_like_an_engine_and_does_not_answer_is_named(
