@@ -117,15 +117,20 @@ def row(
 def scheduled(found: Row, hold_us: int = HOLD_US) -> Iterator[Scheduler]:
     with loaded([*found.operators, *found.flushers], full=True) as scheduler:
         scheduler.control["hold_us"] = hold_us
-        scheduler.slots[1 : len(found.operators) + 1]["query"] = 1
-        adopt(scheduler, found.operators)
-        for slot, pid in enumerate(found.flushers, 1):
-            fd = thread_pidfd(pid)
-            scheduler.adopt(fd, 0, flushes=slot)
-            os.close(fd)
+        tie(scheduler, found)
         scheduler.attach()
         yield scheduler
         assert scheduler.exit() is None
+
+
+def tie(scheduler: Scheduler, found: Row, first_slot: int = 1) -> None:
+    """Its operators to slots from there on, and its flushers to these."""
+    scheduler.slots[first_slot : first_slot + len(found.operators)]["query"] = 1
+    adopt(scheduler, found.operators, first_slot)
+    for slot, pid in enumerate(found.flushers, first_slot):
+        fd = thread_pidfd(pid)
+        scheduler.adopt(fd, 0, flushes=slot)
+        os.close(fd)
 
 
 def batches() -> None:
@@ -211,20 +216,32 @@ def busy_operator() -> None:
 
 
 def deaths(rounds: int) -> None:
-    """Flushers and operators that end while one waits for the other."""
-    for victim in ("flushers", "operators"):
-        for _ in range(rounds):
-            with rings(by_its_timer, by_its_timer) as found, scheduled(found) as scheduler:
-                wait_until(lambda one=scheduler: one.counter("held"), 20)  # type: ignore[misc]
-                pid = getattr(found, victim)[0]
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-                # Whose operator is gone, still has its turn.
-                for other in found.flushers:
-                    if other != pid:
-                        runs = _runs(other)
-                        wait_until(lambda other=other, runs=runs: _runs(other) > runs + 2, 20)  # type: ignore[misc]
-                assert scheduler.exit() is None
+    """Flushers and operators that end while one waits for the other.
+
+    All under one scheduler: to verify it anew takes longer than a round.
+    """
+    with Scheduler(full=True) as scheduler:
+        scheduler.control["hold_us"] = HOLD_US
+        scheduler.attach()
+        for number in range(2 * rounds):
+            with rings(by_its_timer, by_its_timer) as found:
+                one_dies(scheduler, found, ("flushers", "operators")[number % 2], 1 + 2 * number)
+        assert scheduler.exit() is None
+
+
+def one_dies(scheduler: Scheduler, found: Row, victim: str, first_slot: int) -> None:
+    held = scheduler.counter("held")
+    tie(scheduler, found, first_slot)
+    wait_until(lambda: scheduler.counter("held") > held, 20)
+    pid = getattr(found, victim)[0]
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    # Whose operator is gone, still has its turn.
+    for other in found.flushers:
+        if other != pid:
+            runs = _runs(other)
+            wait_until(lambda other=other, runs=runs: _runs(other) > runs + 2, 20)  # type: ignore[misc]
+    assert scheduler.exit() is None
 
 
 def _runs(pid: int) -> int:
