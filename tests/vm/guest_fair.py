@@ -505,15 +505,16 @@ def check_who_interrupts_whom() -> None:
         "less urgent": (-1, 2, False),
         "the same query": (1, 1, False),
     }
-    for name, (lead, query, soon) in cases.items():
-        with Scheduler(full=True) as scheduler, busy(2) as pids, napping() as (pid, late_s):
-            above_all()
+    with Scheduler(full=True) as scheduler, busy(2) as pids, napping() as (pid, late_s):
+        above_all()
+        adopt(scheduler, [*pids, pid])
+        scheduler.attach()
+        for name, (lead, query, soon) in cases.items():
             as_queries(scheduler, [1, 1, 1 + lead], [1, 1, query])
-            adopt(scheduler, [*pids, pid])
-            scheduler.attach()
             late = late_s()
             print(f"{name}: {late * 1e3:.2f} ms,", scheduler.stats())
             assert (late < 0.001) is soon, (name, late)
+        assert scheduler.exit() is None
 
 
 @only_on("6.18")
@@ -588,11 +589,6 @@ def saturated() -> Iterator[tuple[list[int], Callable[[], object]]]:
     reader, writer = os.pipe()
     gate, opener = os.pipe()
     opened: list[bytes] = []
-    burn = 20_000
-
-    def work(count: int) -> None:
-        for _ in range(count):
-            pass
 
     def fill() -> None:
         if not opened:
@@ -601,7 +597,7 @@ def saturated() -> Iterator[tuple[list[int], Callable[[], object]]]:
 
     def empty() -> None:
         os.read(reader, 4096)
-        work(burn)
+        burn(0.005)
 
     with start(1, fill) as up, start(1, empty) as down:
         yield [*up, *down], lambda: os.write(opener, b"!")
