@@ -292,7 +292,7 @@ def _too_wide(pattern: str, names: Iterable[str]) -> bool:
 
 
 def _escaped_in_pattern(text: str) -> str:
-    return re.sub(r"([^\w\s:#-])", r"\\\1", text)
+    return re.sub(r"([.^$*+?{}()\[\]\\|])", r"\\\1", text)
 
 
 def _literal(text: str) -> str:

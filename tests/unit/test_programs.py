@@ -726,6 +726,18 @@ def test_explain_tells_each_thread_and_drafts_what_config_takes(tmp_path: Path) 
     assert one.match("unheard of") is None
 
 
+def test_a_draft_escapes_only_what_means_something_in_a_pattern(tmp_path: Path) -> None:
+    def drafted(name: str) -> str:
+        names = ("main", "other", name)
+        return drafts.draft(5, [Thread(5, 5 + i, 1 + i, one) for i, one in enumerate(names)], {})
+
+    every = "".join(chr(i) for i in range(33, 127) if not chr(i).isalnum())
+    for name in (f"valve{every[i : i + 8]}" for i in range(0, len(every), 8)):
+        match = load(written(tmp_path, drafted(name))).program[0].match(name)
+        assert match is not None and match.role == "operator", name
+    assert "'north/a,b=c' = " in drafted("north/a,b=c")
+
+
 ODD = "it's \N{GRINNING FACE}"
 
 
