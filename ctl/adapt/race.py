@@ -25,7 +25,9 @@ as many.
 
 *Harm.* While arms are tried a phase with three times the time in the system of the system's own, in
 the same stretch of time, is ended at once and costs a strike; the next phase is the system's own
-and counts for nothing, as what queued must drain; two strikes are out. A phase that is
+and counts for nothing, as what queued must drain; two strikes are out. So it is with thirty times
+the median beside each phase of the system's own there, unless one figure is the objective: a mean
+that is less than half may hide it. A phase that is
 over and took in less than a tenth, of all or of a query that it stopped, costs one, too. Smaller
 losses are judged over half-rounds alone: of tuples that come in batches one phase may get a third
 of another's.
@@ -85,6 +87,7 @@ ROUNDS = 3  # after so many the best is kept, if it is better than the system's 
 MOST_ROUNDS = 12
 MOST_BROKEN = 24  # stretches in a row that end before an arm could be compared
 HARM = math.log(3.0)  # so much worse in one phase is ended at once
+HARM_HALF = math.log(30.0)  # likewise of the median
 STOPPED = math.log(10.0)  # so much less taken in over a whole phase counts like harm
 LOST = -math.log(0.98)  # throughput
 MEDIAN = math.log(1.2)  # of the queries' geometric mean
@@ -223,7 +226,19 @@ def harms(race: Race, figures: Figures) -> bool:
     """Whether what is seen so far of this phase is so bad that it should end now."""
     if race.turn == 0 or not race.os.effects:
         return False
-    return compare(replace(figures, over=False), race.os, race.objective).time > HARM
+    figures = replace(figures, over=False)
+    return compare(figures, race.os, race.objective).time > HARM or _harms_half(race, figures)
+
+
+def _harms_half(race: Race, figures: Figures) -> bool:
+    """Whether half of all tuples pay so much for the mean, beside each phase of the system's own in
+    this stretch: a median is far from the next by chance where a queue is short and then not.
+    """
+    if race.mode != "race" or race.objective != "all":
+        return False
+    own = [theirs for turn, theirs in race.seen if turn == 0] or [race.os]
+    medians = _known(compare(figures, theirs).median for theirs in own)
+    return bool(medians) and min(medians) > HARM_HALF
 
 
 def _stops_intake(race: Race, figures: Figures) -> bool:

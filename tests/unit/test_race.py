@@ -206,6 +206,33 @@ def test_an_arm_that_ends_in_a_disaster_is_left_at_once() -> None:
     assert world.race.arms[1].out.startswith("harmful: time ")
 
 
+def test_an_arm_for_which_half_of_all_tuples_pay_is_left_at_once() -> None:
+    """Its mean is less than half, its median fifty times the system's own; and where one figure
+    alone is wanted it counts alone."""
+    world = World(always(0.4, 0.8), 0.1, race=opened(["a", "b"]), medians=(1.0, 50.0, 0.9))
+    world.run(80)
+    assert world.turns[1:].count(1) == 2 and world.race.kept == 2
+    assert world.race.arms[1].out.startswith("harmful: ") and "median" in world.race.arms[1].out
+    race = opened(["a", "b"], "mean")
+    world = World(always(0.4, 0.8), 0.1, race=race, medians=(1.0, 50.0, 0.9))
+    assert world.run(80).kept == 1
+
+
+def test_one_phase_of_the_systems_own_whose_median_is_short_by_chance_strikes_nobody() -> None:
+    def half(p50_s: float) -> Figures:
+        return Figures((effect("q", 0.5, p50_s=p50_s),))
+
+    race = replace(opened(["a"]), begun=True, drop=False, turn=1, left=(0, 1, 0))
+    often, rarely = half(0.1), half(1e-3)
+    race = replace(race, os=rarely, seen=((0, often), (1, often), (0, rarely)))
+    assert not harms(race, half(0.2)) and step(race, half(0.2)).arms[1].strikes == 0
+    assert harms(race, half(4.0)) and step(race, half(4.0)).arms[1].strikes == 1
+    assert harms(replace(race, seen=((0, rarely),)), half(0.2))
+    assert not harms(race, half(math.nan)), "it tells none"
+    kept = replace(race, mode="kept", kept=1, seen=())
+    assert not harms(kept, half(4.0)), "whoever has won is compared now and then"
+
+
 def test_an_arm_that_loses_throughput_cannot_win() -> None:
     world = World(always(0.5, 0.8), 0.05, race=opened(["a", "b"]), delivered=(1.0, 0.93, 1.0))
     assert world.run(80).kept == 2
