@@ -36,9 +36,9 @@ class Reading:
         room = [(row, one) for row, one in mine if one.what == CAPACITY]
         self._room = _Column(self._n, room)
         self._latency = _Latency(self._n, mine)
-        # By operator, for workers report on their own: when a length came last, and how often.
+        # By operator, for workers report on their own: when a length came last.
         self._last_s: Array = np.full(self._n, -math.inf)
-        self._reports: Array = np.zeros(self._n)
+        self._reports: Array = np.zeros(len(queues[0]))  # how often, by series
         self._periods_s: Array = np.full(self._n, math.nan)
 
     @property
@@ -54,11 +54,12 @@ class Reading:
         return float(known.max()) if len(known) else math.nan
 
     def _follow(self) -> None:
-        newest_s, reports = self._queues[0].newest(), self._queues[0].reports()
+        lengths = self._queues[0]
+        newest_s, reports = lengths.newest(), lengths.reports()
         with np.errstate(invalid="ignore"):
             passed = newest_s - self._last_s
         # The shortest of late; we may look less often than reports come.
-        each = passed / np.maximum(reports - self._reports, 1)
+        each = passed / np.maximum(lengths.most(reports - self._reports), 1)
         shortest = np.fmin(each, 1.1 * self._periods_s)
         came = (passed > 0) & np.isfinite(self._last_s)
         self._periods_s = np.where(came, shortest, self._periods_s)
@@ -102,9 +103,13 @@ class _Column:
         return found
 
     def reports(self) -> Array:
-        """(n,) how often values of each row came, of that which came most often."""
+        """How often values of each series came."""
+        return np.array([one.reports for one in self.series], dtype=np.float64)
+
+    def most(self, counts: Array) -> Array:
+        """(n,) the largest of each row's counts by series; 0 without."""
         found: Array = np.zeros(self.n)
-        np.maximum.at(found, self.rows, [float(one.reports) for one in self.series])
+        np.maximum.at(found, self.rows, counts)
         return found
 
     def largest(self, oldest_s: float) -> Array:

@@ -285,6 +285,27 @@ def test_reports_that_come_more_often_than_we_look_are_no_rare_ones(
     assert look(40, 3.0) == pytest.approx(3.0)
 
 
+def test_what_a_worker_that_has_gone_reported_hides_no_reports(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its series stay, with more reports than the new worker's on another port."""
+    clock = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    new = reported()
+    old = {name.replace(".67", ".68"): one for name, one in reported().items()}
+    assert not old.keys() & new.keys()
+    for one in old.values():
+        one.reports = 5000
+    made = Reading(running(), take_apart(TOPOLOGY, old | new))
+    for _ in range(400):
+        clock[0] += 0.25
+        for one in new.values():
+            one.take(one.value, clock[0])
+        if clock[0] % 5 == 0:
+            made.columns()
+    assert made.period_s == pytest.approx(0.25)
+
+
 def test_complete_latency_counts_while_tuples_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a spout reports stands still with it; one of two streams that is done is enough."""
     now_s = 100.5
