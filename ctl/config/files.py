@@ -178,6 +178,7 @@ def targets(tables: Iterable[Mapping[str, Any]]) -> tuple[Target, ...]:
 def _validate(table: Mapping[str, Any], origin: str) -> Settings:
     for part, struct, where in _parts(table):
         _check_keys(part, struct, origin, where)
+    _check_threads(table, origin)
     try:
         settings = msgspec.convert(table, Settings)
     except msgspec.ValidationError as error:
@@ -264,9 +265,23 @@ def _check_keys(table: Mapping[str, Any], struct: type[Struct], origin: str, whe
                 hint = f"{key} belongs {place}"
             elif near:
                 hint = f"did you mean {near[0]}?"
+            elif struct is programs.Helper and "role" not in table:  # TOML made tables of it
+                hint = "a pattern with a dot is in quotes: 'PATTERN' = \"operator\""
             else:
                 hint = "known keys: " + ", ".join(known)
             raise ConfigError(f"{origin}: {where}{key}: there is no such setting", hint)
+
+
+def _check_threads(table: Mapping[str, Any], origin: str) -> None:
+    """What patterns of programs say: the library's words do not tell which pattern is meant."""
+    for index, program in enumerate(_tables(table.get("program"))):
+        threads = program.get("threads")
+        for pattern, what in threads.items() if isinstance(threads, Mapping) else ():
+            role = what.get("role") if isinstance(what, Mapping) else what
+            if not isinstance(role, str):
+                place = f"program[{index}].threads.{programs.shown(pattern)}"
+                message = f'{origin}: {place}: neither "operator" nor a role'
+                raise ConfigError(message, programs.KINDS)
 
 
 def _check_targets(settings: Settings, origin: str) -> None:
@@ -305,6 +320,9 @@ def _hint(key: str) -> str | None:
         return "an order to begin with is a section: a line [[prior]], and below it policy"
     if re.fullmatch(r"program\[\d+\]\.edges.*", key):
         return 'OPERATOR = ["WHOM", "IT", "FEEDS"]'
+    program = re.fullmatch(r"program\[\d+\]\.(?:(find|metrics)\.)?(\w+)", key)
+    if program:
+        return _told(PARTS_OF_PROGRAM.get(program[1] or "", programs.Program), program[2])
     if key.startswith("program"):
         return "each program is a section: [[program]] with name and find, and [program.threads]"
     target = re.fullmatch(r"(?:policy\[\d+\]\.)?target\[\d+\]\.(\w+)", key)
@@ -323,8 +341,12 @@ def _hint(key: str) -> str | None:
         if option
         else struct
     )
+    return _told(struct, match[2 if option or other else 1])
+
+
+def _told(struct: type[Struct], key: str) -> str | None:
     for setting in declared(struct):
-        if setting.key == match[2 if option or other else 1]:
+        if setting.key == key:
             unit = f" ({setting.unit})" if setting.unit else ""
             bounds = f", {setting.bounds}" if setting.bounds else ""
             if get_origin(setting.type) is Literal:

@@ -19,6 +19,7 @@ from sched_ctl.errors import near_miss
 __all__ = [
     "COMM_LENGTH",
     "JAVA_LENGTH",
+    "KINDS",
     "LONGEST",
     "MOST_CHOICES",
     "MOST_JAVA_CHOICES",
@@ -42,6 +43,7 @@ ROLES = (
     *("housekeeping", "network", "flusher", "timer", "fetcher", "state", "checkpoint", "rpc"),
     *("metrics", "io", "gc", "jit", "jvm", "heartbeat", "system", "idle", "scheduler", "cleaner"),
 )
+KINDS = f'write "operator" or {{ role = ... }}; roles: {", ".join(ROLES)}'
 COMM_LENGTH = 15  # characters of a name that the kernel keeps, TASK_COMM_LEN - 1
 JAVA_LENGTH = 150  # of a name that a Java virtual machine tells, that are looked at
 LONGEST = 200  # characters of a pattern
@@ -81,8 +83,8 @@ class Counters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where a program's own counters come from; `$operator` and `$query` stand for names."""
 
     prometheus: Annotated[str, Meta(description="address of the page: http://HOST:PORT/PATH")]
-    tuples_in: str = ""
-    tuples_out: str = ""
+    tuples_in: Annotated[str, Meta(description='FAMILY{LABEL="$operator"}')] = ""
+    tuples_out: Annotated[str, Meta(description="the same, of what it hands on")] = ""
 
     @property
     def address(self) -> tuple[str, int, str]:
@@ -209,12 +211,11 @@ def shown(pattern: str) -> str:
 
 
 def _thread_fault(text: str, what: str | Helper, program: Program) -> tuple[str, str | None] | None:
-    known = ", ".join(ROLES)
     if isinstance(what, str) and what != OPERATOR:
-        said = f"{what!r} is neither{near_miss(what, [OPERATOR])}"
-        return said, f'write "operator" or {{ role = ... }}; roles: {known}'
+        return f"{what!r} is neither{near_miss(what, [OPERATOR])}", KINDS
     if isinstance(what, Helper) and what.role not in ROLES:
-        return f"there is no role {what.role!r}{near_miss(what.role, ROLES)}", f"roles: {known}"
+        said = f"there is no role {what.role!r}{near_miss(what.role, ROLES)}"
+        return said, f"roles: {', '.join(ROLES)}"
     fault = fault_of(text, MOST_JAVA_CHOICES if program.names == "java" else MOST_CHOICES)
     if fault is None and (needs := shortest(text)) > program.longest:
         told = f"no name has {needs} characters: they are cut at {program.longest}"

@@ -257,6 +257,53 @@ def test_of_a_slip_it_is_said_what_may_be_meant(
     assert re.search(rf"did you mean '?{meant}'?\?|{meant}\"\]", told), told
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "place", "told"),
+    [
+        (
+            "[program.edges]",
+            'text.lib = "operator"\n[program.edges]',
+            "threads.'text'.lib",
+            "quotes",
+        ),
+        (
+            "[program.edges]",
+            'text.lib = "operator"\ntext.drm = { role = "io" }\n[program.edges]',
+            "threads.'text'.lib",
+            "quotes",
+        ),
+        (
+            "[program.edges]",
+            "'p' = {}\n[program.edges]",
+            "threads.'p': neither",
+            "operator.*roles: h",
+        ),
+        (
+            "[program.edges]",
+            "'p' = 3\n[program.edges]",
+            "threads.'p': neither",
+            "operator.*roles: h",
+        ),
+        ('"housekeeping"', "3", "threads.'pool-.*': neither", "operator.*roles: h"),
+        ("[program.threads]", "names='jav'\n[program.threads]", "names", "one of kernel, java"),
+        ('comm = "python*"', "comm = 3", "find.comm", "comm: name of its first thread"),
+        ('comm = "python*"', "comm = { x = 'y' }", "find.comm", "comm: name of its first thread"),
+        ("prometheus=", "prometheus=3#", "metrics.prometheus", "http://HOST:PORT"),
+        ("tuples_in=", "tuples_in={}#", "metrics.tuples_in", "FAMILY"),
+        ("prometheus=", "#", "metrics", "prometheus = URL"),
+    ],
+)
+def test_of_a_wrong_value_it_is_said_where_it_stands_and_what_may(
+    tmp_path: Path, old: str, new: str, place: str, told: str
+) -> None:
+    good = GOOD + METRICS
+    assert load(written(tmp_path, good)) and old in good
+    with pytest.raises(ConfigError) as caught:
+        load(written(tmp_path, good.replace(old, new, 1)))
+    assert f"program[0].{place}" in caught.value.message
+    assert re.search(told, caught.value.hint or ""), caught.value.hint
+
+
 def test_two_of_one_name_are_refused_and_a_drop_in_replaces(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="this name already"):
         load(written(tmp_path, GOOD + GOOD))
