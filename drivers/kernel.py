@@ -277,12 +277,15 @@ class KernelDriver:
 
     def _how(self, sort: Sorted, *, several: bool) -> str:
         """Who feeds whom, in words; nothing where nobody does. several: operators of a query."""
-        if sort.edges is None and self._untraced:
-            return f"; nobody tells what they hand on: {self._untraced}"
+        untold = self._untraced if sort.edges is None else ""
         if not several:
-            return ""
-        told = "who wakes another feeds it"
-        return f", and {told if sort.edges is None else 'its declaration says who feeds whom'}"
+            return untold and f"nobody tells what it hands on: {untold}"
+        how = ", and its declaration says who feeds whom"
+        if untold:
+            how = f"; nobody tells what they hand on: {untold}"
+        elif sort.edges is None:
+            how = ", and who wakes another feeds it"
+        return f"its threads are its operators{how}"
 
     def _made(self) -> Topology:
         tids = [(pid, tid) for pid in self._pids for tid in procfs.tids(pid)]
@@ -295,7 +298,7 @@ class KernelDriver:
         edges = self._seen(operators) if sort.edges is None else sort.edges
         notes = [*sort.notes]
         if how := self._how(sort, several=len(logical) > len({query for query, _ in logical})):
-            notes.append(f"its threads are its operators{how}")
+            notes.append(how)
         if len(tids) > MOST_THREADS:
             notes.append(f"{len(tids) - MOST_THREADS} threads beyond {MOST_THREADS} are left alone")
         return Topology(
