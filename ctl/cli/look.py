@@ -1,6 +1,7 @@
 """Commands that only look: check, engines, policies, plan, status, explain, config."""
 
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +11,7 @@ import typer
 from sched_ctl.cli.flags import DEFAULT_RUN_DIR, Json, RunDir, with_settings
 from sched_ctl.cli.log import only_errors
 from sched_ctl.config.settings import Settings
-from sched_ctl.errors import UserError
+from sched_ctl.errors import UserError, printable
 
 if TYPE_CHECKING:
     from sched_ctl.controller.loop import Controller
@@ -353,7 +354,7 @@ def plan(
     from sched_ctl.runfolder import RunFolder
     from sched_ctl.service import bottlenecks, views
     from sched_ctl.service import session as loading
-    from sched_ctl.service.idle import nothing, unheard
+    from sched_ctl.service.idle import nothing
     from sched_ctl.service.sections import check_sections
 
     check_sections(settings)
@@ -371,6 +372,8 @@ def plan(
     empty = not any(rule["threads"] for rule in plans) and not spared
     if json:
         show.emit_json(plans)
+        if not empty and (late := _unheard(controller)) is not None:
+            print(printable(late), file=sys.stderr)
     elif not empty:  # else the error says all of it
         for rule in plans:
             planned.show_plan(rule, None if everything else planned.MOST_QUERIES)
@@ -379,11 +382,10 @@ def plan(
         planned.show_replicas(wanting)
         for problem in problems:
             show.text(show.short(problem, 240))
-        told = views.status(controller)
-        if (late := unheard(told)) is not None:
+        if (late := _unheard(controller)) is not None:
             show.text(late)
         in_force = _in_force(Path(settings.run_dir), left=journals.is_left(journal))
-        _show_changes(plans, told, in_force)
+        _show_changes(plans, views.status(controller), in_force)
     for rule in plans:
         if rule["problem"]:
             raise UserError(f"policy {rule['name']}: {rule['problem']}")
@@ -392,6 +394,18 @@ def plan(
             f"nothing to schedule: {'; '.join(problems[:5]) or nothing(views.status(controller))}",
             "sched-ctl engines shows what is found",
         )
+
+
+def _unheard(controller: "Controller") -> str | None:
+    """Which engines a plan is without, in words; none that no policy selects."""
+    from sched_ctl.service import views
+    from sched_ctl.service.idle import unheard
+
+    claims, sections = controller.claims, [rule.section for rule in controller.rules]
+    return unheard(
+        {"engines": views.engines(controller)},
+        lambda engine: any(claims.covers(section, engine) for section in sections),
+    )
 
 
 def _show_changes(

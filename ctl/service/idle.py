@@ -1,6 +1,7 @@
 """Why there is nothing to show or to gain, in one true sentence."""
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 __all__ = ["idle", "nothing", "unheard"]
@@ -39,11 +40,18 @@ def nothing(status: dict[str, Any]) -> str:
     return "too early to tell: ask again in some seconds"
 
 
-def unheard(status: dict[str, Any]) -> str | None:
-    """Which engines an order is without, as they have not answered, nor said why; None: none."""
-    late = [e["engine"] for e in status["engines"] if e["state"] == "new" and not e["problem"]]
-    names = ", ".join(late[:5])
-    return f"{names} has not answered yet, and is not in this order: try again" if late else None
+def unheard(status: dict[str, Any], covered: Callable[[str], bool]) -> str | None:
+    """Which engines an order is without, as they have not answered, nor said why; None: none.
+
+    covered: whether a policy may select anything in the engine.
+    """
+    new = [e["engine"] for e in status["engines"] if e["state"] == "new" and not e["problem"]]
+    late = [name for name in new if covered(name)]
+    if not late:
+        return None
+    names = ", ".join(late[:5]) + (f" and {len(late) - 5} more" if len(late) > 5 else "")
+    has, are = ("has", "is") if len(late) == 1 else ("have", "are")
+    return f"{names} {has} not answered yet, and {are} not in this order: try again"
 
 
 def idle(status: dict[str, Any]) -> str | None:

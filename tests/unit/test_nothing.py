@@ -2,14 +2,22 @@
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
+import typer
+from fakes import FakeEngine
 
 from plans import plan, snapshot
+from sched_ctl import cli
+from sched_ctl.cli import look
+from sched_ctl.controller.loop import Controller
 from sched_ctl.drivers import DriverKind
 from sched_ctl.engines.remarks import Remarks
 from sched_ctl.metrics.window import Window
+from sched_ctl.plugins import drivers
 from sched_ctl.service import views
 from sched_ctl.service.idle import nothing, unheard
 
@@ -47,9 +55,46 @@ def test_an_order_without_an_engine_says_so() -> None:
     """It was named, and the order of the others looked like the whole of it."""
     late = engine("new") | {"engine": "program:x", "problem": None}
     ok, refused = engine() | {"problem": None}, engine("new") | {"problem": "refused"}
-    said = unheard({"engines": [ok, late, refused]})
-    assert said is not None and said.startswith("program:x has not answered yet")
-    assert unheard({"engines": [ok, refused]}) is None, "what is wrong is told already"
+    said = unheard({"engines": [ok, late, refused]}, bool)
+    assert said == "program:x has not answered yet, and is not in this order: try again"
+    assert unheard({"engines": [ok, refused]}, bool) is None, "what is wrong is told already"
+    assert unheard({"engines": [ok, late]}, "flink:1".__eq__) is None, "no policy is for it"
+    many = [late | {"engine": f"e:{number}"} for number in range(7)]
+    said = unheard({"engines": [ok, *many]}, bool)
+    assert said is not None and "e:4 and 2 more have not answered yet, and are not" in said
+
+
+@pytest.mark.parametrize(
+    ("engines", "json", "told"),
+    [("*", False, "out"), ("*", True, "err"), ("fake:good", False, None)],
+)
+def test_a_plan_tells_which_engine_it_is_without(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    engines: str,
+    json: bool,
+    told: str | None,
+) -> None:
+    """Beside the JSON, which is of what is ordered; and of none that no policy selects."""
+    made = views.engines
+
+    def found(controller: Controller) -> list[dict[str, Any]]:
+        [one] = made(controller)
+        return [one, one | {"engine": "fake:late", "state": "new", "problem": None, "queries": []}]
+
+    monkeypatch.setattr(views, "engines", found)
+    monkeypatch.setattr(drivers, "drivers", lambda: FakeEngine.kind(FakeEngine("good")))
+    monkeypatch.setattr(look, "only_errors", lambda: None)
+    path = tmp_path / "sched-ctl.toml"
+    path.write_text(f"[[policy]]\npolicy = 'hr'\nengines = ['{engines}']\n")
+    flags = ["--config", str(path), "--run-dir", str(tmp_path / "run"), *["--json"] * json]
+    plan_command = typer.main.get_command(cli.make_app())
+    plan_command(["plan", "--observe", "0.1", *flags], standalone_mode=False)
+    said = capsys.readouterr()
+    late = "fake:late has not answered yet, and is not in this order"
+    assert (late in said.out, late in said.err) == (told == "out", told == "err"), said
+    assert not json or msgspec.json.decode(said.out)[0]["engines"] == ["fake:good"]
 
 
 def test_what_looks_like_an_engine_and_does_not_answer_is_named(
