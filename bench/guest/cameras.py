@@ -4,8 +4,8 @@
         [--json FILE] [--ways PATTERN]
 
 Needs gstreamer1.0-tools, or for FFmpeg Debian's archive. What is shown: how long frames take from
-when they are due, how many are later than the next one, and frames of the heavy pipeline. Ten
-phases take ten minutes, many more on a busy machine.
+when they are due, how many are later than the next one, and frames of the heavy pipeline. A phase
+takes a minute, after a race up to six, many more on a busy machine.
 """
 
 import argparse

@@ -57,6 +57,7 @@ LAST_WORD = (os.SCHED_FIFO, os.sched_param(99))
 HEARTBEAT = "scx heartbeat"
 ASKED = ("prometheus-http", "HTTP-Dispatcher")  # threads that answer the controller
 PAUSE_S = 0.3
+RACE_S, LOOK_S = 300.0, 5.0  # for a race to end; with two arms it takes 288 s at most, or twice
 RECORDS = 1 << 16
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 LONGEST_LINE = 16000
@@ -316,6 +317,18 @@ class Load:
             known = {entry["metric"]: entry["value"] for entry in row["metrics"]}
             found[row["operator"]] = {**row["urgency"], **known}
         return found
+
+    def raced(self) -> list[str]:
+        """Wait until each race has a winner, but not for ever; what each is at by then."""
+        begin_s = time.monotonic()
+        while True:
+            told = (rule["race"] for rule in self.ask("status")["policies"])
+            modes = [race["mode"] for race in told if race is not None]
+            waited_s = time.monotonic() - begin_s
+            if set(modes) == {"kept"} or waited_s >= RACE_S:
+                say(f"races after {waited_s:.0f} s: {', '.join(modes) or 'none'}")
+                return modes
+            time.sleep(LOOK_S)
 
     def mine(self, how: tuple[int, os.sched_param]) -> None:
         put(self.asked, how)

@@ -28,7 +28,6 @@ ALARM_US, RECORD_US = 2_000, 10_000  # that one of each takes
 SECONDS = 12.0  # six bursts
 SETTLE_S = 4.0
 WARM_S = 60.0
-RACE_S = 30.0
 LAG_S, BURST_S = 0.5, 2.0
 STOPPED_S = 0.1  # nothing ran for so long: then what came all at once decides, not we
 TRIES = 3
@@ -63,7 +62,7 @@ class Case:
             for name, words in asked.items()
         ]
         auto = (*engine, "--race", "2", "--backend", "nice")
-        return (*every[:2], Way("auto, nice", auto, race_s=RACE_S), *every[2:])
+        return (*every[:2], Way("auto, nice", auto, races=True), *every[2:])
 
     def role_of(self, label: str, comm: str) -> str:
         """An application's few threads beside its stream threads have its name, too, and sleep."""
@@ -98,11 +97,11 @@ CASES = {
 
 @dataclass(frozen=True)
 class Way:
-    """arguments: of `load`; none: the OS alone. race_s: time for a race, before it is measured."""
+    """arguments: of `load`; none: the OS alone. races: it is measured when a race has ended."""
 
     name: str
     arguments: tuple[str, ...] = ()
-    race_s: float = 0.0
+    races: bool = False
 
 
 NOTHING = Way("os")
@@ -171,12 +170,12 @@ def run(kafka: Kafka, case: Case, ways: Sequence[Way]) -> None:
     measured = Running(kafka, case, neighbour, pulse)
     try:
         for way in (NOTHING, *ways, *reversed(ways), NOTHING):
-            load = None
+            load, mode = None, {}
             if way.arguments:
                 load = Load((*HOW, *way.arguments), case.threads, {}, (), first=False)
-                time.sleep(way.race_s)
+                mode = {"mode": load.raced()} if way.races else {}
             found = measured.phase(way)
-            show({"scenario": sys.argv[1], **found})
+            show({"scenario": sys.argv[1], **mode, **found})
             if load is not None:
                 load.end()
     finally:
