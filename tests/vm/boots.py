@@ -57,7 +57,8 @@ def settings_of(checks: ast.Module) -> dict[str, Any]:
 class Result:
     """What became of a check, and what it took by the guest's clock and of the host's CPUs.
 
-    first: what an earlier attempt said that failed. bad_looks: those that `look_until` let pass.
+    first: what an attempt that failed printed, and its traceback. bad_looks: those that were let
+    pass by `look_until`.
     """
 
     outcome: str
@@ -65,7 +66,7 @@ class Result:
     seconds: float = 0.0
     cpu_s: float = 0.0
     output: str = ""
-    first: str = ""
+    first: tuple[str, ...] = ()
     bad_looks: int = 0
 
 
@@ -195,7 +196,7 @@ class Boot(Job):
 
     checks: dict[Check, float] = field(default_factory=dict)  # seconds that each may take
     results: dict[Check, Result] = field(default_factory=dict)
-    first: dict[Check, str] = field(default_factory=dict)  # what attempts said that failed
+    first: dict[Check, tuple[str, str]] = field(default_factory=dict)  # as `Result.first`
     passes: dict[Check, int] = field(default_factory=dict)  # that these have yet to show
     rest: bytes = b""
     said: list[str] = field(default_factory=list)
@@ -277,14 +278,14 @@ class Boot(Job):
             return  # it has failed at one of several attempts
         new = result.outcome == "failed" and check not in self.first
         if new and sum(path == check[0] for path, _ in self.first) < SECOND_ATTEMPTS:
-            self.first[check] = f"{result.output}\n{result.text}".strip()
+            self.first[check] = (result.output, result.text)
             self.passes[check] = AGAIN
             self.close()
             return
         if result.outcome == "passed" and self.passes.get(check, 1) > 1:
             self.passes[check] -= 1
             return
-        self.results[check] = replace(result, first=self.first.get(check, ""))
+        self.results[check] = replace(result, first=self.first.get(check, ()))
         if not self.left:
             self.close()
 

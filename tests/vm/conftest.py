@@ -57,7 +57,7 @@ FETCH_S = 900.0  # for all of it: whoever needs something then asks for it itsel
 END_S = 10.0
 FLAKY_CHECK = "flaky"  # name of a user property: what was seen
 FLAKY = 0.03  # of all checks may be flaky, but two always
-SHOWN = 12  # lines of what was seen in the summary
+SHOWN = 12  # lines in the summary, of what was printed and of a traceback
 
 
 @dataclass(frozen=True)
@@ -325,10 +325,11 @@ class Check(pytest.Item):
             self.add_report_section("call", f"guest {self.kernel}", result.output)
         if result.first:
             title = f"first attempt, guest {self.kernel}"
-            self.add_report_section("call", title, result.first)
-            self.user_properties.append((FLAKY_CHECK, f"the first attempt said:\n{result.first}"))
+            self.add_report_section("call", title, "\n".join(result.first).strip())
+            said = "\n".join(last(text) for text in result.first if text)
+            self.user_properties.append((FLAKY_CHECK, f"the first attempt said:\n{said}"))
         elif result.bad_looks:
-            seen = f"{result.bad_looks} looks were bad:\n{result.output}"
+            seen = f"{result.bad_looks} looks were bad:\n{last(result.output)}"
             self.user_properties.append((FLAKY_CHECK, seen))
         self.user_properties.append(("guest_s", round(result.seconds, 2)))
         self.user_properties.append(("cpu_s", round(result.cpu_s, 2)))
@@ -348,6 +349,10 @@ class Check(pytest.Item):
 
     def reportinfo(self) -> tuple[Path, int, str]:
         return self.path, self.line - 1, self.name
+
+
+def last(text: str) -> str:
+    return "\n".join(text.strip().splitlines()[-SHOWN:])
 
 
 def line_of(session: pytest.Session) -> Line:
@@ -422,7 +427,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             if name == FLAKY_CHECK:
                 flaky += 1
                 terminalreporter.line(f"{report.nodeid} {report.outcome}, but")
-                for line in str(text).strip().splitlines()[-SHOWN:]:
+                for line in str(text).splitlines():
                     terminalreporter.line(f"    {line}")
     most = most_flaky(checks)
     terminalreporter.line(
