@@ -205,7 +205,8 @@ def check_who_is_changed_while_it_waits_waits_on() -> None:
 
 @enough_on("7.3")  # our turns
 def check_who_may_hold_a_lock_is_lent_a_turn() -> None:
-    """Who was interrupted with a lock gives it back soon, though a busy thread is before it.
+    """Who was interrupted with a lock gives it back soon, though a busy thread is before it, unless
+    it takes it again within the turn that it is lent: then who waits may do so for several turns.
 
     So does who wakes up with one, as from a wait for a semaphore of the kernel.
     """
@@ -253,8 +254,8 @@ def check_who_may_hold_a_lock_is_lent_a_turn() -> None:
         print(f"longest wait for the lock {struct.unpack('d', longest)[0]:.3f} s, {used}")
         print(scheduler.stats())
         # Seen: 0.04 to 0.05, both; without a turn that is lent it is the bound of 0.5 s.
-        assert 0.001 < struct.unpack("d", longest)[0] < 0.25
-        assert 0.01 < struct.unpack("d", latest)[0] < 0.25
+        assert 0.001 < struct.unpack("d", longest)[0] < 0.12
+        assert 0.01 < struct.unpack("d", latest)[0] < 0.12
         assert used[0] < 0.05 and used[1] > 0.8
         assert scheduler.stats()["lent"] > 20
 
