@@ -26,11 +26,11 @@ as many.
 *Harm.* While arms are tried a phase with three times the time in the system of the system's own, in
 the same stretch of time, is ended at once and costs a strike; the next phase is the system's own
 and counts for nothing, as what queued must drain; two strikes are out. So it is with thirty times
-the median beside each phase of the system's own there, unless one figure is the objective: a mean
-that is less than half may hide it. A phase that is
-over and took in less than a tenth, of all or of a query that it stopped, costs one, too. Smaller
-losses are judged over half-rounds alone: of tuples that come in batches one phase may get a third
-of another's.
+the median beside each of the last three phases of the system's own there, once there are so many,
+unless one figure is the objective: a mean that is less than half may hide it. A phase that is over
+and took in less than a tenth, of all or of a query that it stopped, costs one, too. Smaller losses
+are judged over half-rounds alone: of tuples that come in batches one phase may get a third of
+another's.
 
 *Calm.* Where nobody waits for a CPU nothing is tried and nothing changed. A half-round that ends so
 goes on when somebody waits again; phases are compared with those of the same stretch alone. When
@@ -87,7 +87,8 @@ ROUNDS = 3  # after so many the best is kept, if it is better than the system's 
 MOST_ROUNDS = 12
 MOST_BROKEN = 24  # stretches in a row that end before an arm could be compared
 HARM = math.log(3.0)  # so much worse in one phase is ended at once
-HARM_HALF = math.log(30.0)  # likewise of the median
+HARM_HALF = math.log(30.0)  # likewise of the median ...
+OWN = 3  # ... beside each of so many phases of the system's own: one may have a short one by chance
 STOPPED = math.log(10.0)  # so much less taken in over a whole phase counts like harm
 LOST = -math.log(0.98)  # throughput
 MEDIAN = math.log(1.2)  # of the queries' geometric mean
@@ -159,8 +160,8 @@ class Race:
     """The state. turn: the arm in force, for one phase. kept: the one that stays while nothing is
     tried. expected: the one that was best elsewhere; 0 = none. drop: this phase does not count.
     left: turns of this half-round that are still to come, `seen`: what those that are over gave, in
-    this stretch of time; os: the last of the system's own in it. broken: stretches in a row in
-    which nothing could be compared.
+    this stretch of time; os: the last of the system's own in it; owns: the last few, of more than
+    one half-round. broken: stretches in a row in which nothing could be compared.
 
     Afterwards: checks: scores of the winner. before: its phase before one of the system's own.
     """
@@ -178,6 +179,7 @@ class Race:
     half: int = 0
     broken: int = 0
     os: Figures = field(default_factory=Figures)
+    owns: tuple[Figures, ...] = ()
     checks: tuple[Score, ...] = ()
     before: Figures | None = None
     own: Figures | None = None
@@ -214,7 +216,7 @@ def step(race: Race, figures: Figures) -> Race:
     if race.drop:
         return _next(replace(race, drop=False))
     if race.turn == 0:
-        race = replace(race, os=figures)
+        race = replace(race, os=figures, owns=(*race.owns, figures)[-OWN:])
     race = replace(race, seen=(*race.seen, (race.turn, figures)))
     race = _with_arm(race, race.turn, _timed(race.arms[race.turn], figures, race.objective))
     if race.turn and (harms(race, figures) or _stops_intake(race, figures)):
@@ -231,14 +233,14 @@ def harms(race: Race, figures: Figures) -> bool:
 
 
 def _harms_half(race: Race, figures: Figures) -> bool:
-    """Whether half of all tuples pay so much for the mean, beside each phase of the system's own in
-    this stretch: a median is far from the next by chance where a queue is short and then not.
+    """Whether half of all tuples pay so much for the mean, beside each of `OWN` phases of the
+    system's own in this stretch: a median is far from the next by chance where a queue is short and
+    then not.
     """
     if race.mode != "race" or race.objective != "all":
         return False
-    own = [theirs for turn, theirs in race.seen if turn == 0] or [race.os]
-    medians = _known(compare(figures, theirs).median for theirs in own)
-    return bool(medians) and min(medians) > HARM_HALF
+    medians = _known(compare(figures, theirs).median for theirs in race.owns)
+    return len(medians) >= OWN and min(medians) > HARM_HALF
 
 
 def _stops_intake(race: Race, figures: Figures) -> bool:
@@ -376,7 +378,8 @@ def spending(look: int, arms: int) -> float:
 def _begun(race: Race, order: tuple[int, ...]) -> Race:
     """Arms are tried from now on: first the system's own, which what follows is compared with."""
     order = order if order[0] == 0 else (0, *order)
-    return replace(race, begun=True, turn=0, drop=True, left=order, seen=(), os=Figures())
+    race = replace(race, begun=True, turn=0, drop=True, left=order, seen=())
+    return replace(race, os=Figures(), owns=())
 
 
 def _calm(race: Race) -> Race:
@@ -392,9 +395,8 @@ def _calm(race: Race) -> Race:
             race = _ended(race)
         elif broken >= MOST_BROKEN:
             race = _kept(race, 0, "threads never wait for long enough to compare anything")
-    return replace(
-        race, turn=race.kept, drop=True, begun=False, before=None, own=None, os=Figures()
-    )
+    race = replace(race, turn=race.kept, drop=True, begun=False, before=None, own=None)
+    return replace(race, os=Figures(), owns=())
 
 
 def _next(race: Race) -> Race:
