@@ -488,7 +488,7 @@ class Controller:
     def _race(self, rule: Rule) -> None:
         """Let it be another order's turn, where a race finds the policy."""
         others = [other for other in self.rules if other is not rule]
-        now_s, pressure = time.monotonic(), self.pace.some_share
+        now_s, pressure = time.monotonic(), self.pace.share_before(rule)
         if races.look(rule, others, self.engines, self.claims, now_s, pressure):
             self._admit_anew(rule)
             assert rule.instead.trial is not None

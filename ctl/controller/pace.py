@@ -17,6 +17,7 @@ engines' answers cost does not count here: see `engines.budget`.
 """
 
 import logging
+import math
 import statistics
 import time
 from collections import deque
@@ -71,6 +72,10 @@ class Pace:
         self._stirred: set[str] = set()
         self._trigger: psi.Trigger | None = None
         self.some_share = float("nan")  # of the time between the last two looks
+        self._read_s = float("nan")
+        self._seen_s, self._pressed_for_s = 0.0, 0.0  # over all looks that told
+        self._at_pass: dict[str, tuple[float, float]] = {}  # the same by then
+        self._since: dict[str, float] = {}
         self.rested = 0  # passes left out
         self.woken = 0  # by the trigger
         self.watched_until_s = 0.0  # CLOCK_MONOTONIC
@@ -93,10 +98,7 @@ class Pace:
             and not (all_seen or now_s < self.watched_until_s)
         }
         if len(needless) < len(ticking):
-            level = self._gauge.read()
-            self.some_share = float("nan") if level is None else level.some_share
-            if self.source != "trigger":
-                self.source = "none" if level is None else "polled"
+            self._read(now_s)
         for rule in due:
             self._ran_s[rule.name] = now_s
         for rule in ticking:
@@ -115,7 +117,16 @@ class Pace:
             else:
                 self.rested += 1
                 rule.timer.done(now_s)
+        for rule in due:
+            self._since[rule.name] = self._share_since_pass(rule)
+            self._at_pass[rule.name] = self._seen_s, self._pressed_for_s
         return due
+
+    def share_before(self, rule: Rule) -> float:
+        """Of the time between this pass of the rule and the one before it threads waited. The last
+        look alone would miss each burst of those that come as regularly as passes do.
+        """
+        return self._since.get(rule.name, self.some_share)
 
     def charge(self, total_s: float) -> None:
         """A pass has ended. total_s: CPU time of all that is done for passes alone, so far."""
@@ -187,6 +198,21 @@ class Pace:
         self._gauge.close()
         if self._trigger is not None:
             self._trigger.close()
+
+    def _read(self, now_s: float) -> None:
+        level = self._gauge.read()
+        self.some_share = float("nan") if level is None else level.some_share
+        if self.source != "trigger":
+            self.source = "none" if level is None else "polled"
+        passed_s, self._read_s = now_s - self._read_s, now_s
+        if passed_s > 0 and math.isfinite(self.some_share):
+            self._seen_s += passed_s
+            self._pressed_for_s += passed_s * self.some_share
+
+    def _share_since_pass(self, rule: Rule) -> float:
+        seen_s, pressed_for_s = self._at_pass.get(rule.name, (0.0, 0.0))
+        seen_s = self._seen_s - seen_s
+        return (self._pressed_for_s - pressed_for_s) / seen_s if seen_s > 0 else self.some_share
 
     def _wanted_s(self, period_s: float, now_s: float, *, left: bool) -> float:
         """left: all is left to the system."""

@@ -130,7 +130,8 @@ def look(
 ) -> bool:
     """To be called at each pass of a rule. Whether another order is in force from now on.
 
-    Whoever is trying something is alone with it, see `_tries`.
+    Whoever is trying something is alone with it, see `_tries`. pressure: share of the time since
+    the pass before in which threads waited for a CPU.
     """
     trial = rule.instead.trial
     if trial is None or rule.instead.switched is not None or rule.instead.resting:

@@ -183,8 +183,8 @@ class Trial:
     ) -> bool:
         """To be called at each pass. Whether it is another arm's turn now.
 
-        windows: of the engines that are compared. pressure: share of time in which threads waited.
-        wanted: which effects count. targets: by engine.
+        windows: of the engines that are compared. pressure: share of the time since the pass before
+        in which threads waited. wanted: which effects count. targets: by engine.
         """
         if not windows:
             return self.trying and self.rest()

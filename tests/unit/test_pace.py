@@ -1,6 +1,7 @@
 """When passes are left out, and when not."""
 
 import itertools
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -86,6 +87,49 @@ def test_where_all_is_left_to_the_system_passes_are_rare_under_pressure(
     assert passes(share, 12, kind=Left, watched=3.5) == [0, 1, 2, 3, 8]
     assert passes(share, 4, kind=Left, all_seen=True) == [0, 1, 2, 3], "it is recorded"
     assert passes(share, 4, kind=Left, calm=1.0) == [0, 1, 2, 3], "the user says so"
+
+
+@pytest.mark.parametrize("every", [5, 10])
+@pytest.mark.parametrize("kind", [Rule, Left])
+def test_no_burst_is_missed_that_comes_as_regularly_as_passes(
+    kind: "type[Rule]", every: int
+) -> None:
+    """Of one second, each five or ten, at whichever of them."""
+    section = Section(name="r", policy="qs", period=1.0)
+    for offset in range(every):
+        gauge = FakeGauge(0.0)
+        pace = Pace(5.0, 0.0, gauge)
+        rule = kind(section, make_policy(section, "nice"), "nice", Timer(1.0, 0.0))
+        rule.urgent, seen_s, ran_s = False, 0.0, 0.0
+        for second in range(121):
+            now_s = float(second)
+            gauge.share = float(second % every == offset)
+            if pace.due([rule], now_s):
+                seen_s += pace.share_before(rule) * (now_s - ran_s)
+                ran_s = now_s
+                rule.timer.done(now_s)
+        assert seen_s == pytest.approx(120 / every, abs=1), offset
+
+
+def test_pressure_that_is_not_known_counts_for_no_time() -> None:
+    gauge = FakeGauge(None)
+    pace, section = Pace(5.0, 0.0, gauge), Section(name="r", policy="qs", period=1.0)
+    rule = Left(section, make_policy(section, "nice"), "nice", Timer(1.0, 0.0))
+    rule.urgent = False
+
+    def shares(*told: float | None) -> float:
+        for gauge.share in told:
+            if pace.due([rule], rule.timer.due_s):
+                rule.timer.done(rule.timer.due_s)
+        return pace.share_before(rule)
+
+    assert math.isnan(pace.share_before(rule)), "there was no pass"
+    assert math.isnan(shares(None))
+    assert math.isnan(shares(*[None] * 5))
+    assert math.isnan(shares(*[math.nan] * 5))
+    assert shares(0.5, None, 0.7, math.nan, 0.9) == pytest.approx(0.7)
+    rule.urgent = True
+    assert shares(0.2) == pytest.approx(0.9), "no look since the last one"
 
 
 def test_who_wants_frequent_passes_under_pressure_has_them() -> None:

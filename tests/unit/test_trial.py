@@ -266,6 +266,33 @@ def test_what_has_been_left_to_the_system_is_looked_at_rarely_and_raced_anew(
     drive(controller, script)
 
 
+def test_bursts_between_rare_passes_begin_a_race() -> None:
+    engine = FakeEngine(queries={"a": 2, "b": 2})
+    engine.queue = np.full(4, 50.0)
+
+    class Bursts(FakeGauge):
+        passes = 0
+
+        def read(self) -> Level | None:
+            """All wait right after each pass, and never just before one."""
+            passed, self.passes = rule.passes > self.passes, rule.passes
+            return Level("cpu", float(passed and self.share > 0), 0.0, 0.0, 0.0)
+
+    gauge = Bursts()
+    prior = (Prior(policy="os"),)
+    controller = raced(engine, FakeBackend(), gauge, Section(), prior=prior, race=0.5)
+    controller.pace = Pace(0.1, 0.0, gauge)
+    [rule] = controller.rules
+
+    async def script() -> None:
+        await until(lambda: rule.leaves_all)
+        gauge.share, passes = 1.0, rule.passes
+        await until(lambda: rule.instead.trial is not None and rule.instead.trial.race.begun)
+        assert rule.passes < passes + 50, "not by one that came late alone"
+
+    drive(controller, script)
+
+
 def test_who_leaves_all_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = FakeEngine(queries={"a": 2, "b": 2})
     controller = raced(engine, FakeBackend(), FakeGauge(), Section(), race=10)
