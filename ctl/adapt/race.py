@@ -101,7 +101,7 @@ SOON = 2
 DOUBT = math.log(1.1)
 REOPEN, REOPEN_AT_MOST = 180, 2160  # phases
 USUAL = 16  # phases that say under what the winner won
-LONG = 3.0  # phases that one counts as at most, as it is one look
+LONG = 3.0  # phases that one of the system's own counts as at most, as it is one look
 CHANGED_RATE, CHANGED_TIME = math.log(1.25), math.log(2.0)
 ODD = 1e-4  # chance that a phase is taken for another than usual; it takes two in a row
 
@@ -183,7 +183,7 @@ class Race:
     checks: tuple[Score, ...] = ()
     before: Figures | None = None
     own: Figures | None = None
-    quiet: float = 0.0  # phases since the winner won, long ones as several
+    quiet: float = 0.0  # phases since the winner won, see `_length`
     check_in: int = RARE
     reopen_after: int = REOPEN
     usual: tuple[Figures, ...] = ()
@@ -564,7 +564,7 @@ def _pause(ratio: float) -> int:
 
 def _watch(race: Race, figures: Figures) -> Race:
     """A phase after the race: of the winner, or of the system's own between two of the winner's."""
-    race = replace(race, quiet=race.quiet + _length(figures))
+    race = replace(race, quiet=race.quiet + _length(race, figures))
     if race.drop and race.turn == race.kept:
         return replace(race, drop=False)
     if race.turn == 0 and race.kept:
@@ -574,7 +574,7 @@ def _watch(race: Race, figures: Figures) -> Race:
         if race.mode == "race":
             return race
     why = ""
-    if sum(map(_length, race.usual)) < USUAL:
+    if sum(_length(race, one) for one in race.usual) < USUAL:
         race = replace(race, usual=(*race.usual, figures))
     else:
         why = changed(race.usual, figures)
@@ -592,9 +592,12 @@ def _watch(race: Race, figures: Figures) -> Race:
     return replace(race, check_in=race.check_in - 1)
 
 
-def _length(figures: Figures) -> float:
-    """Phases that one counts as where time does."""
-    return min(max(1.0, figures.phases), LONG)
+def _length(race: Race, figures: Figures) -> float:
+    """Phases that one counts as: of the system's own, which is looked at rarely, by its length.
+
+    An order pays for each race, and its phases are long where an engine, or a pass, takes long.
+    """
+    return min(max(1.0, figures.phases), LONG) if race.kept == 0 else 1.0
 
 
 def _checked(race: Race, after: Figures) -> Race:

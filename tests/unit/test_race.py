@@ -15,7 +15,9 @@ from sched_ctl.adapt.race import (
     MOST_ROUNDS,
     RARE,
     RAREST,
+    REOPEN,
     SOON,
+    USUAL,
     WIDEST,
     Figures,
     Objective,
@@ -278,6 +280,21 @@ def test_when_the_load_changes_the_race_opens_again() -> None:
     world.run(60)
     assert world.race.kept == 2
     assert longest(world) <= 2
+
+
+@pytest.mark.parametrize(("kept", "counts"), [(0, 3), (1, 1)])
+def test_long_phases_count_as_several_where_the_systems_own_has_won(kept: int, counts: int) -> None:
+    """An engine that tells something each ten seconds makes phases long: an order that has won is
+    not raced more often for that, nor by fewer phases that say what is usual."""
+    race = replace(opened(["a"]), mode="kept", kept=kept, turn=kept, drop=False)
+    figures = Figures((effect("q", 0.5),), phases=3.0)
+    known = looks = 0
+    while race.mode == "kept":
+        race = step(race, figures)
+        looks += 1
+        known = max(known, len(race.usual))
+    assert race.why == "it is time to look again"
+    assert looks == REOPEN / counts and known == math.ceil(USUAL / counts)
 
 
 def test_a_winner_that_has_become_worse_is_taken_back() -> None:

@@ -255,7 +255,7 @@ def test_what_has_been_left_to_the_system_is_looked_at_rarely_and_raced_anew(
         await until(lambda: now().mode == "kept")
         assert now().kept == 0 and now().races == 1 and rule.leaves_all
         rested = controller.pace.rested
-        await until(lambda: sum(map(_length, now().usual)) >= USUAL)
+        await until(lambda: sum(_length(now(), one) for one in now().usual) >= USUAL)
         assert rule.leaves_all and controller.pace.rested > rested, "under pressure"
         more[0] = 4.0
         engine.queue = np.full(4, 400.0)
