@@ -10,7 +10,9 @@ when these have moved on, some times a second at most.
 
 While a race or the guard has left all to the system nothing depends on a pass, and on a slow CPU it
 costs the engine more than it tells: passes are rare under pressure as well, but not so rare that
-another load, for which the race opens again, would be seen late.
+another load, for which the race opens again, would be seen late. Threads that come may be those of
+a query for which there is an order: they call for a pass at once, but for one between two rare ones
+alone, as those of a Java machine come and go all the time.
 
 Nor do passes take more of a CPU than `cpu_limit`: on a slow machine they are further apart. What
 engines' answers cost does not count here: see `engines.budget`.
@@ -47,6 +49,10 @@ def tick_s(period_s: float, pressed_period_s: float) -> float:
     return min(period_s, pressed_period_s or period_s)
 
 
+def _is_timely(since_s: float, wanted_s: float, tick_s: float) -> bool:
+    return wanted_s <= tick_s or since_s >= wanted_s - tick_s / 2
+
+
 class Pace:
     """Filters the rules that are due.
 
@@ -70,6 +76,7 @@ class Pace:
         self._gauge = Gauge("cpu") if gauge is None else gauge
         self._ran_s: dict[str, float] = {}
         self._stirred: set[str] = set()
+        self._early: set[str] = set()  # rules whose last pass was run for threads that came or went
         self._trigger: psi.Trigger | None = None
         self.some_share = float("nan")  # of the time between the last two looks
         self._read_s = float("nan")
@@ -106,14 +113,17 @@ class Pace:
             due_s, tick_s = rule.timer.due_s, rule.timer.period_s
             left = rule.leaves_all and not all_seen
             wanted_s = self._wanted_s(rule.section.period or 1.0, now_s, left=left)
-            if rule.name in self._stirred and not left:  # else nothing is to be put in its place
-                wanted_s = min(wanted_s, max(tick_s, self.least_s))
             since_s = due_s - self._ran_s.get(rule.name, float("-inf"))
-            timely = wanted_s <= tick_s or since_s >= wanted_s - tick_s / 2
-            if timely and rule.name not in needless:
+            early = not _is_timely(since_s, wanted_s, tick_s)
+            if rule.name in self._stirred and not (left and rule.name in self._early):
+                wanted_s = min(wanted_s, max(tick_s, self.least_s))
+            if _is_timely(since_s, wanted_s, tick_s) and rule.name not in needless:
                 due.append(rule)
                 self._ran_s[rule.name] = due_s
                 self._stirred.discard(rule.name)
+                self._early.discard(rule.name)
+                if early:
+                    self._early.add(rule.name)
             else:
                 self.rested += 1
                 rule.timer.done(now_s)
@@ -163,7 +173,8 @@ class Pace:
         )
 
     def stir(self, rule: Rule) -> None:
-        """Its engines' threads have changed: do not leave out its next pass.
+        """Its engines' threads have changed: do not leave out its next pass; while all is left to
+        the system, once between two that are rare.
 
         Within the limit: compilers of a Java machine come and go all the time.
         """
