@@ -29,7 +29,7 @@ __all__ = ["AT_EACH_PICK", "AUTO", "Outcomes", "Terms", "Trial", "candidates", "
 
 AUTO = "auto"
 AT_EACH_PICK = frozenset({"scx", "pool"})  # backends that look at ages whenever they choose
-EVERY_S = 5.0  # that a shown effect is over, at least
+EVERY_S = 5.0  # that a shown effect is over, at least; and `FEWEST_SAMPLES`
 SETTLE = 0.3  # of a phase, in which what was queued under the other order goes
 LOOK = 0.1  # of a phase, from one look for harm to the next
 PRESSED = 0.05  # of the time some thread waited for a CPU: below, an order changes nothing
@@ -77,7 +77,7 @@ class Outcomes:
         """To be called with each answer of an engine."""
         engine = snapshot.topology.engine
         span = self.spans[engine] = seen(self.spans.get(engine), snapshot)
-        if span.seconds >= EVERY_S:
+        if span.seconds >= EVERY_S and span.samples >= FEWEST_SAMPLES:
             self.found[engine] = effects(span, targets())
             self.begun_s[engine] = span.first.time_s
             self.spans[engine] = begin(snapshot, span.gap_s)

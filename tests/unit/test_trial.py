@@ -19,7 +19,7 @@ from sched_ctl.controller import races
 from sched_ctl.controller.loop import Controller
 from sched_ctl.controller.pace import Pace
 from sched_ctl.controller.rule import Rule, automatic
-from sched_ctl.controller.trial import Trial, candidates
+from sched_ctl.controller.trial import Outcomes, Trial, candidates
 from sched_ctl.engines.owners import COMMON
 from sched_ctl.errors import UserError
 from sched_ctl.metrics.window import Window
@@ -327,6 +327,18 @@ def test_who_leaves_all_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
         assert rule.leaves_all, "the guard found that all of it harms"
 
     drive(controller, script)
+
+
+@pytest.mark.parametrize(("apart_s", "over_s"), [(1.0, 5.0), (5.0, 15.0)])
+def test_what_came_of_it_is_shown_by_some_samples(apart_s: float, over_s: float) -> None:
+    topology, found = chains("lab:1", {"q": 2}, lambda _: ()), Outcomes()
+    spans = set[float]()
+    for turn in range(40):
+        told = np.full(2, 1000.0 * turn)
+        columns = {"tuples_in": told, "tuples_out": told, "queue_size": np.array([0.0, 1.0 + turn])}
+        found.note(Snapshot(topology, apart_s * turn, columns), dict)
+        spans |= {effect.seconds for effect in found.found.get("lab:1", ())}
+    assert spans == {over_s}
 
 
 def test_two_races_take_turns() -> None:
